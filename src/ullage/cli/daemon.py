@@ -89,7 +89,6 @@ def _with_page(settings: "ManagerSettings") -> "ManagerSettings":
 
 
 def _free_port(wanted: int) -> str:
-    """Return the wanted port if it is free, else "0" for any port."""
     import socket
 
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", wanted)):

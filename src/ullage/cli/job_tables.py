@@ -34,7 +34,6 @@ def _state(job: Job) -> str:
 
 
 def _time(job: Job) -> float:
-    """Return how long the job has been waiting or running."""
     waits = job["alone"] is None and job["ended"] is None
     return float((job["waited"] if waits else job["ran"]) or 0.0)
 
@@ -90,7 +89,6 @@ FORMAT_HELP = f"Columns to show: {', '.join(COLUMNS)}."
 
 
 def chosen(names: str) -> list[str]:
-    """The names of columns in a text such as "id,state,why"; one that is not there is refused."""
     chosen_names = [name.strip() for name in names.split(",") if name.strip()]
     for name in chosen_names:
         if name not in COLUMNS:

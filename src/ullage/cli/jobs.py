@@ -250,7 +250,6 @@ def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
 
 
 def wait_for(manager: "Client", jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
-    """The jobs once all of them are over."""
     try:
         return manager.wait_all(jobs, timeout)
     except TimeoutError:

@@ -166,7 +166,6 @@ app = typer.Typer(
 
 
 def all_commands() -> Any:
-    """Return the command line with every command loaded."""
     root: Any = typer.main.get_command(app)
     for name in root.list_commands(None):
         root.get_command(None, name)
@@ -174,7 +173,6 @@ def all_commands() -> Any:
 
 
 def typed(command: str, words: list[str]) -> dict[str, Any]:
-    """Return the parameters that the words after a command set, by name."""
     parser: Any = _load(command)
     with parser.make_context(command, words) as context:
         sources = {name: context.get_parameter_source(name) for name in context.params}

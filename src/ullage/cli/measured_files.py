@@ -20,7 +20,6 @@ def existing(path: str | Path | None) -> Path | None:
 
 
 def say_left(done: int, left: int, what: str, out: Path) -> None:
-    """Say how much of the work a file already has."""
     if done:
         Console(stderr=True).print(f"{done} {what} are in {out} already; {left} are left")
 

@@ -87,7 +87,6 @@ def measure(
 
 
 def _measure_context(as_json: bool) -> None:
-    """Measure the CUDA context, and print the lines of a file that describes this card."""
     from ullage.measuring.machine import as_own_card, measure_context
     from ullage.measuring.runs import local_gpu
 

@@ -312,7 +312,6 @@ def request_from(
 
 
 def _launched(source: str, args: list[str] | None) -> "ScriptCommand | None":
-    """Return the script that SOURCE starts if SOURCE is a launcher."""
     if Path(source).name in NOT_FOLLOWED:
         raise InvalidValue(f"Ullage does not follow {source}; type the script alone, with --world-size")
     if Path(source).name.removesuffix("3") not in (*LAUNCHERS, "python"):

@@ -64,7 +64,6 @@ class Following:
             self._say(f"{self._what}: {self._done}{of_all} done after {after}{about}")
 
     def stop(self) -> None:
-        """Record that the user typed Ctrl-C, and print how much is done."""
         self.stopped = True
         of_all = "" if self._total is None else f" of {self._total}"
         self._say(f"ullage: stopped; {self._what}: {self._done}{of_all} done")

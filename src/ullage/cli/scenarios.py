@@ -95,7 +95,6 @@ _READ = {"TIME": parse_duration, "SIZE": parse_bytes, "SHARE": _share}
 
 
 def _value(spec: Field[Any], typed: Any) -> Any:
-    """Convert the text typed for a field to its value."""
     if typed in ("off", "none") and "None" in str(spec.type):
         return None
     if spec.name == "sharing":

@@ -134,7 +134,6 @@ def _read(file: Path) -> Estimate:
 
 
 def _gpu_of(targets: Any) -> str | None:
-    """The GPU of the estimates that were read from files."""
     return next((each.gpu for each in targets if isinstance(each, Estimate)), None)
 
 

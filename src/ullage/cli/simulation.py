@@ -130,7 +130,6 @@ def _one_by_one(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate each scenario once, and print every run."""
     from ullage.manager.simulation import report as pages
     from ullage.manager.simulation.history import is_history, read_history
     from ullage.manager.simulation.result import read_results, write_results
@@ -208,7 +207,6 @@ def _many(
 
 
 def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], results: list[SimulationResult], going: Following) -> None:
-    """Simulate scenarios one after the other; each is found as soon as it is done."""
     from ullage.manager.simulation import engine
 
     going.begin("simulating", len(scenarios))
@@ -350,7 +348,6 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[
 
 
 def _target_words(answer: TargetAnswer, target: Target) -> str:
-    """Return the number of GPUs that is enough, in a sentence."""
     from ullage.manager.simulation.measures import interval_text
 
     where = f"{plain(answer.name)} on {plain(answer.trace)}"

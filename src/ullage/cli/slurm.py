@@ -265,7 +265,6 @@ def epilog(folder: Annotated[Path, argument("Folder that all nodes share.", "FOL
 
 
 def _sbatch_words(words: Sequence[str]) -> "SbatchWords":
-    """Read the words for sbatch; an incomplete line is a usage error."""
     from ullage.estimation.jobs.slurm_words import read_words
 
     try:

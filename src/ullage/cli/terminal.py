@@ -61,7 +61,6 @@ def connect_terminal(manager: "Client", job: str, cancel: bool = False) -> int:
 
 
 def _once_it_runs(manager: "Client", job: str) -> dict[str, Any]:
-    """Wait until the job has a terminal; print why it waits whenever the reason changes."""
     last_words = None
     last = int(manager.ping()["last_event"])
     while True:

@@ -85,7 +85,6 @@ class Client:
         return dict(self.call("dry_run", job=spec.said(), estimate=expected))
 
     def _complete(self, what: "_What", env: Mapping[str, str] | None, options: dict[str, Any]) -> "JobSpec":
-        """Return the job with a folder and an environment."""
         spec = self._spec(what, options)
         values: dict[str, Any] = {"cwd": spec.cwd or os.getcwd()}
         if env is not None or not self._remote:

@@ -48,7 +48,6 @@ class Caller:
 
 
 def this_user() -> Caller:
-    """Return the user of this process, with all rights."""
     return Caller(os.getuid(), os.getgid(), user_name(os.getuid()), True, limits_of(os.getpid()))
 
 
@@ -65,7 +64,6 @@ def user_name(uid: int) -> str:
 
 
 def number_of_user(name: str) -> int:
-    """Return the number of a user of this system."""
     try:
         return pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
@@ -73,7 +71,6 @@ def number_of_user(name: str) -> int:
 
 
 def is_operator(uid: int, user: str, operators: list[str]) -> bool:
-    """Whether a user is root, the daemon's own user, or an operator by the settings."""
     return uid in (0, os.getuid()) or user in operators
 
 
@@ -123,7 +120,6 @@ def check_submitter(caller: Caller) -> None:
 
 
 def rights(uid: int, gid: int) -> dict[str, int | str]:
-    """Return the rights in a job's order; none for the daemon's own user."""
     if os.getuid() != 0 or uid == 0:
         return {}
     return {"uid": uid, "gid": gid, "user": user_name(uid)}
@@ -161,11 +157,9 @@ class Tokens:
         self._secret = _secret(folder / SECRET)
 
     def own(self) -> str:
-        """Return the token of the daemon's own user."""
         return f"ullage-{os.getuid()}-{self._secret}"
 
     def caller(self, token: str) -> Caller | None:
-        """Return the holder of a token; `None` if it is not valid."""
         if hmac.compare_digest(token.encode(), self.own().encode()):
             return this_user()
         record = self._find(token)

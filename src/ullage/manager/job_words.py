@@ -16,7 +16,6 @@ def memory(size: int | None) -> str:
 
 
 def promised(job: Job) -> str:
-    """Return the promise of a job or an attempt on each GPU in words, by rank if ranks differ."""
     return ", ".join(map(memory, job["promises"] or [job["promise"]]))
 
 
@@ -67,7 +66,6 @@ def host_share(job: Job) -> str:
 
 
 def trial_words(answer: dict[str, Any]) -> list[str]:
-    """Return a dry run in words."""
     lines = []
     ahead = [answer["references"].get(str(number), str(number)) for number in answer["ahead"]]
     for start in answer["starts"][:_SHOWN]:
@@ -94,7 +92,6 @@ def trial_words(answer: dict[str, Any]) -> list[str]:
 
 
 def facts(job: Job) -> dict[str, str]:
-    """Return the facts of a job in words, by name."""
     found = {} if job["array_id"] is None else {"number": str(job["id"])}
     if job.get("command"):
         found |= {"command": shlex.join(job["command"]), "folder": job["cwd"]}
@@ -144,5 +141,4 @@ def attempt_words(attempt: dict[str, Any]) -> str:
 
 
 def exact_moment(seconds: float) -> str:
-    """Return a time of the wall clock, to the second."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")

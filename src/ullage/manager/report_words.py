@@ -73,7 +73,6 @@ def failures(causes: dict[str, int]) -> str:
 
 
 def cells_of(row: dict[str, Any]) -> list[str]:
-    """Return the figures of a row, in the order of `COLUMNS`."""
     known = row["energy_known"] or 0.0
     at_least = "" if known > 0.99 else "≥ "
     factor, unit = (3.6e6, "kWh") if (row["energy_j"] or 0.0) >= 3.6e5 else (3.6e3, "Wh")

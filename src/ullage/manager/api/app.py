@@ -91,7 +91,6 @@ class App:
         return Answer(await encoded(answer), route.kind.status)
 
     def _find(self, scope: Scope) -> tuple[Route, dict[str, str]]:
-        """Return the route of a request and the arguments in its path."""
         parts = scope["raw_path"].decode("ascii").split("/")
         local, status = scope["state"]["guest"].caller is not None, 404
         for names, route in self._routes.get(len(parts), []):
@@ -132,7 +131,6 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _arguments(route: Route, in_path: dict[str, str], query: bytes, content: bytes) -> dict[str, Any]:
-    """Return the arguments of a request, checked."""
     in_query: dict[str, Any] = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
     for name in in_query:
         if name not in route.in_query:

@@ -15,7 +15,6 @@ _ACTIVITY = ("gract", "smact", "smocc", "drama")
 
 
 def metrics(figures: dict[str, Any]) -> bytes:
-    """Return the page that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Figures(figures))
     return generate_latest(registry)

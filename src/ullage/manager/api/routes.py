@@ -40,7 +40,6 @@ class Route(NamedTuple):
 
 
 def routes() -> list[Route]:
-    """Return the routes of all verbs, and that of the stream of events."""
     made = [_route("events", VERBS["events"]._replace(path=STREAM, waits=False), ["limit"])]
     for verb, kind in VERBS.items():
         made.append(_route(verb, kind))

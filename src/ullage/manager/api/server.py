@@ -110,7 +110,6 @@ class Server:
         return await asyncio.get_running_loop().create_server(connection, sock=listening, backlog=_BACKLOG)
 
     async def keep_listening(self) -> None:
-        """Make the Unix socket again if its file was removed."""
         if self._local is None or self._on_disk() == self._inode:
             return
         self._local.close()
@@ -181,6 +180,5 @@ def _is_loopback(host: str) -> bool:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Return the address of a socket that listens."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

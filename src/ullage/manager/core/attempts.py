@@ -340,7 +340,6 @@ class RunningJobGuard:
         return missing > found.total - found.used
 
     def _slot_is_over(self, job: JobRecord, attempt: AttemptRecord) -> bool:
-        """Whether a resumable job has used up its time slot."""
         slot = self._context.settings.fairness.slot
         if slot is None or not job.spec["asked"]["resumable"]:
             return False

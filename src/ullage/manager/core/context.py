@@ -38,11 +38,9 @@ class SlotReader:
         self._tokens: dict[Process, str | None] = {}
 
     def devices(self) -> list[Device]:
-        """Return the devices that jobs can be placed on: GPUs, MIG instances, virtual GPUs."""
         return [device for device in self.monitor.devices() if device.takes_jobs]
 
     def named(self, gpu: str | int) -> Device:
-        """Return the device with an index or a UUID."""
         devices = self.devices()
         found = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
         if found is None:
@@ -153,11 +151,9 @@ class ServiceState:
         return "trouble" if self.trouble else "ok"
 
     def wake(self) -> None:
-        """Take a step soon."""
         self.woken.set()
 
     def end(self) -> None:
-        """Stop serving; running jobs go on."""
         self.ending.set()
 
 
@@ -207,7 +203,6 @@ class ManagerContext:
         return self.settings.fairness.checkpoint_lead if own is None else own
 
     def gpu_part(self, memory: Mapping[str, int], exclusive: bool) -> float:
-        """Return the number of GPUs given away, each by the part of its memory that is promised."""
         if exclusive:
             return float(len(memory))
         totals = {slot.id: slot.total for slot in self.slots if slot.id in memory}
@@ -247,7 +242,6 @@ class ManagerContext:
 
     @property
     def drained(self) -> dict[str, str]:
-        """Return the reason of each GPU that now gets no new jobs at all."""
         return {each.gpu: each.reason for each in self.drains if each.closes(self.clock())}
 
     def keep_curve(self, attempt: AttemptRecord) -> None:
@@ -265,7 +259,6 @@ class ManagerContext:
                 self.keep_curve(attempt)
 
     def energy_of(self, attempt: AttemptRecord) -> float | None:
-        """Return the joules of a finished attempt; `None` if unknown."""
         self._measure_energy()
         return self.energy.end(attempt.token)
 
@@ -276,5 +269,4 @@ class ManagerContext:
 
     @property
     def largest(self) -> int:
-        """Return the memory of the largest GPU that answers."""
         return max((slot.total for slot in self.slots if not slot.lost), default=0)

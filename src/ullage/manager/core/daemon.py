@@ -238,7 +238,6 @@ class Daemon:
         ending.cancel()
 
     async def step(self) -> list[tuple[JobRecord, AttemptRecord]]:
-        """Observe, record what follows, and return the attempts to start now."""
         service = self.context.service
         before, service.trouble, service.disk_full = service.trouble, None, False
         try:
@@ -276,7 +275,6 @@ class Daemon:
             self.context.say(f"job {job.reference} could not be started: {type(error).__name__}: {error}")
 
     async def _care(self) -> None:
-        """Back up the database, and delete what is older than the site keeps."""
         async with self.context.store.turn:
             await asyncio.to_thread(self.database.back_up)
         days = self.context.settings.running.keep_days
@@ -327,7 +325,6 @@ class Daemon:
         asyncio.get_running_loop().create_task(tell())
 
     def _listen_for_ends(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen for supervisors, which send a datagram when a job begins or ends."""
         file = self._run / "wake.sock"
         with contextlib.suppress(FileNotFoundError):
             file.unlink()
@@ -417,7 +414,6 @@ def make_daemon(
 
 
 def check_names(settings: ManagerSettings) -> None:
-    """Refuse unknown names of estimators."""
     from ullage.estimation.estimators.registry import estimators, find
 
     name = settings.estimating.estimator
@@ -426,7 +422,6 @@ def check_names(settings: ManagerSettings) -> None:
 
 
 def find_source(settings: ManagerSettings, cards: Path | None) -> Source:
-    """Return the source of readings: virtual cards, or this machine's GPUs."""
     if cards is not None and settings.virtual is not None:
         from ullage.virtual.shared_card.cards import Cards
 

@@ -24,7 +24,6 @@ class Dependencies:
     def finder(
         self, caller: Caller, after: Sequence[Dependency], array: bool
     ) -> Callable[[int | None], tuple[Need, ...]]:
-        """Return a function from an index to its job's dependencies; unknown jobs are refused at once."""
         common = [need for each in after if INDEX not in str(each.job) for need in self._needs(caller, each)]
         alike = [(each, self._elements(each, array)) for each in after if INDEX in str(each.job)]
         if len(common) + len(alike) > MOST_DEPENDENCIES:
@@ -114,15 +113,12 @@ class Dependencies:
                 store.wait_for(number, tuple(need for need in store.dependencies[number] if need not in over))
 
     def names(self, needs: Iterable[Need]) -> str:
-        """Return dependencies in words."""
         return ", ".join(need.text(self._store.name_of) for need in needs)
 
     def is_over(self, need: Need) -> bool:
-        """Whether a dependency is over."""
         return not any(number in self._store.jobs for number in self._numbers(need))
 
     def failed(self, need: Need) -> str | None:
-        """Return why a finished dependency can never be met, or `None`."""
         return self._why(need, None if need.whole else self._store.job(need.job).state)
 
     def _why(self, need: Need, state: str | None) -> str | None:
@@ -139,7 +135,6 @@ class Dependencies:
 
 
 def _without_repeats(needs: Iterable[Need]) -> tuple[Need, ...]:
-    """Return each dependency once; the stricter kind wins."""
     kinds: dict[tuple[int, bool], Need] = {}
     for need in needs:
         kinds[need.job, need.whole] = (

@@ -17,7 +17,6 @@ LONGEST = 366 * 86400.0  # seconds
 
 
 def usable_by(job: JobRecord, drains: Sequence[Drain]) -> frozenset[int]:
-    """Return the drains that let a job in, by its user or one of the user's groups."""
     found = {each.id for each in drains if job.user in each.users}
     left = [each for each in drains if each.groups and each.id not in found]
     if left:
@@ -68,7 +67,6 @@ class Drains:
 
 
 def check_drain(new: Drain, others: Iterable[Drain], now: float) -> None:
-    """Refuse a drain for unknown users or groups, in the past, or overlapping another one."""
     for name in new.users:
         _known("user", name, pwd.getpwnam)
     for name in new.groups:

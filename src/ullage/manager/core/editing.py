@@ -33,7 +33,6 @@ class _Terms:
         self._reached = functools.cache(dependencies.reached)
 
     def needs(self, job: JobRecord) -> tuple[Need, ...]:
-        """Return the job's dependencies, which must not include itself."""
         needs = self._find(job.array_index)
         if job.id in self._reached(needs):
             raise InvalidValue(f"job {job.reference} would wait for itself, by {self._names(needs[:_SHOWN])}")

@@ -49,7 +49,6 @@ class EstimateQuestion:
 
 
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
-    """Return what can be estimated about a job, the most informative first."""
     found = []
     if spec.model is not None:
         options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
@@ -133,7 +132,6 @@ class EstimateAnswer:
 
     @property
     def text(self) -> str:
-        """Return the note of a job."""
         return f"{self.note} (kept from before)" if self.kept else self.note
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +141,6 @@ class EstimateAnswer:
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> "EstimateAnswer":
-        """Read the result of `to_dict`."""
         return cls(**{**kept, "reads": Reads.from_dict(kept["reads"]), "by_rank": tuple(kept["by_rank"])})
 
 
@@ -167,7 +164,6 @@ class EstimateRequest:
 
     @cached_property
     def variables(self) -> dict[str, str]:
-        """Return the environment of the process that estimates."""
         return {**environment(self.env), **_ALONE}
 
     @property
@@ -205,7 +201,6 @@ class _Work:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether a job waits for it or for one of its followers."""
         return bool(self.jobs) or any(follower.jobs for follower in self.followers)
 
     def is_wanted_by(self, jobs: Iterable[int]) -> bool:
@@ -279,16 +274,13 @@ class Estimates:
 
     @property
     def wanted(self) -> list[int]:
-        """Return the jobs with an estimate under way or waiting."""
         return [job for job in self._of_job if isinstance(job, int)]
 
     @property
     def pending(self) -> int:
-        """Return the number of estimates under way or waiting."""
         return len(set(self._of_job.values()))
 
     def of_user(self, uid: int) -> int:
-        """Return the number of a user's estimates under way or waiting."""
         return len({work for work in self._of_job.values() if work.request.uid == uid})
 
     def give_up(self, jobs: Iterable[int | str]) -> None:
@@ -338,7 +330,6 @@ class Estimates:
         return statistics.median(self._took) if self._took else 0.0
 
     def _in_order(self) -> list[_Work]:
-        """Return all waiting estimates in the order in which they would begin."""
         places = [
             (not work.is_wanted_by(self._first), self._under_way(user) + place, self._served.get(user, 0), work)
             for user, works in self._waiting.items()
@@ -347,7 +338,6 @@ class Estimates:
         return [work for *_, work in sorted(places, key=lambda each: each[:3])]
 
     def _next(self) -> _Work | None:
-        """Return the estimate to begin now, if there is one."""
         if len(self._running) >= self.at_once or not any(self._waiting.values()):
             return None
         for work in self._in_order():
@@ -360,7 +350,6 @@ class Estimates:
         return sum(work.request.uid == user for work in self._running)
 
     def _admit(self, work: _Work) -> None:
-        """Compare a request with the cache, or queue it."""
         if work.request.kept:
             self._no_more_join(work)
             self._comparing[work] = asyncio.get_running_loop().create_task(self._compare(work))
@@ -505,7 +494,6 @@ class Estimates:
         return outcome
 
     async def close(self) -> None:
-        """Cancel all estimates under way; the next daemon asks for them again."""
         tasks = {**self._running, **self._comparing}
         self._waiting.clear()
         for work, task in tasks.items():

@@ -64,7 +64,6 @@ def _stored(store: JobStore, file: Path, since: float, until: float) -> dict[str
 
 
 def site(context: ManagerContext) -> dict[str, Any]:
-    """Return a daemon's GPUs, policy and rules."""
     settings = context.settings
     rules = dataclasses.asdict(rules_of(settings, virtual=context.cards is not None))
     del rules["predict"]

@@ -86,7 +86,6 @@ class Intake:
         return made
 
     def _parts(self, caller: Caller, spec: JobSpec) -> Generator[None, None, list[Part]]:
-        """Return the values and dependencies of each job of a submission."""
         needs = self._dependencies.finder(caller, spec.after, spec.array is not None)
         promises: dict[tuple[str, ...], InitialPromise] = {}  # parts that run the same command get the same promise
         parts: list[Part] = []
@@ -144,14 +143,12 @@ class Intake:
         self.limits.check(caller, spec, new)
 
     def check_room(self, caller: Caller, new: int) -> None:
-        """Refuse new jobs beyond the limit of the queue or of the user."""
         limit = self._context.settings.access.queue_limit
         if new and self._store.number_of() + new > limit:
             raise InvalidValue(f"the queue is full: {limit} jobs are its limit (access.queue_limit in the settings)")
         self.limits.check_number(caller, new)
 
     def _common(self, caller: Caller, spec: JobSpec) -> dict[str, Any]:
-        """Return the values that all jobs of a submission share."""
         return {
             "user": caller.user,
             "uid": caller.uid,
@@ -163,12 +160,10 @@ class Intake:
         }
 
     def kept(self, spec: JobSpec, limits: Any) -> dict[str, Any]:
-        """Return the stored form of a spec."""
         asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
         return {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": limits}
 
     def promised(self, job: JobRecord, spec: JobSpec) -> dict[str, Any]:
-        """Return the promise of a waiting job, by the names of its record."""
         return _promised(self._initial_promise(job.uid, _of_index(spec, job.array_index)))
 
     def _initial_promise(self, uid: int, spec: JobSpec) -> InitialPromise:
@@ -366,7 +361,6 @@ class Intake:
             self._backlog.setdefault(rest[0].uid, deque()).extend(one.id for one in rest)
 
     def _write(self, jobs: Sequence[int], answer: EstimateAnswer, key: str | None) -> Generator[None, None, None]:
-        """Give jobs their estimate, and cache it."""
         if key is not None and answer.reads is not None and not answer.kept:
             self._store.keep_estimate(key, answer.upper, answer.seconds, answer.to_dict())
         for number in jobs:
@@ -459,7 +453,6 @@ def _of_index(spec: JobSpec, index: int | None) -> JobSpec:
 
 
 def what_runs(job: JobRecord) -> list[str | None]:
-    """Return what identifies a job's workload: folder, model and script."""
     asked = job.request
     script = script_of(asked["command"])
     return [asked["cwd"], asked["model"], None if script is None else script.source]
@@ -534,13 +527,11 @@ class ArraySamples:
         self.asked: set[int] = set()
 
     def ask(self) -> list[int]:
-        """Return the jobs to estimate first."""
         chosen = choose(self._index_of, self._count)
         self.asked = set(chosen)
         return chosen
 
     def take(self, job: int, answer: EstimateAnswer | None) -> None:
-        """Take the answer of a job; `None` if it has left."""
         self.asked.discard(job)
         index = self._index_of.pop(job)
         if answer is not None:
@@ -548,7 +539,6 @@ class ArraySamples:
 
     @property
     def rest(self) -> list[int]:
-        """Return the jobs without an answer."""
         return list(self._index_of)
 
     @property

@@ -48,7 +48,6 @@ class UserLimits:
             )
 
     def gpus_held(self) -> Counter[int] | None:
-        """Return the number of GPUs that each user has now; `None` without a limit."""
         if self._limits.gpus is None:
             return None
         store, held = self._context.store, Counter[int]()

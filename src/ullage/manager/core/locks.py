@@ -68,7 +68,6 @@ def _opened(file: Path) -> int:
 
 
 def _holder(descriptor: int) -> int | None:
-    """Return the process that holds the lock of a file, if the kernel says so."""
     status = os.fstat(descriptor)
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with contextlib.suppress(OSError):

@@ -37,7 +37,6 @@ def check_notifications(spec: JobSpec, settings: NotifySettings) -> None:
 
 
 def facts_of(job: JobRecord) -> dict[str, Any]:
-    """Return the facts about a job's end, without its command, variables and output."""
     return {
         "job": job.id,
         "name": job.name,

@@ -122,7 +122,6 @@ class Orders:
         }
 
     def _host(self) -> dict[str, int] | None:
-        """Return the cores and host memory for jobs, and their free parts."""
         total, free = self._context.ledger.host, self._context.ledger.free_on_host()
         if total is None or free is None:
             return None
@@ -222,7 +221,6 @@ class Orders:
         return shown
 
     def _more_memory(self, job: JobRecord, attempts: Sequence[AttemptRecord]) -> int | None:
-        """Return the memory to request if a finished job is to run again with more."""
         if not job.state.is_over or not job.spec["gpus"]:
             return None
         promise = max([job.promise or 0, *(each.promise or 0 for each in attempts if not each.exclusive)])

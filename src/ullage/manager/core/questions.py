@@ -101,7 +101,6 @@ class Questions:
         return self._shown(caller, self._record(id))
 
     def asked_by(self, caller: Caller, limit: int) -> list[dict[str, Any]]:
-        """Return the caller's questions, newest first, without scripts and answers."""
         shown = [
             self._shown(caller, each) for each in self._kept("uid = ? ORDER BY asked DESC LIMIT ?", caller.uid, limit)
         ]
@@ -114,7 +113,6 @@ class Questions:
         return id in self._open
 
     def cancel(self, caller: Caller, id: str) -> dict[str, Any]:
-        """Cancel a question that waits for its answer."""
         record = self._record(id)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not cancel what {record.user} asked")
@@ -124,7 +122,6 @@ class Questions:
         return {"id": id}
 
     def expected(self, caller: Caller, id: str) -> tuple[int, dict[str, dict[str, Any]], str]:
-        """Return the largest bound of an answer, the activity by GPU, and the source."""
         record = self._record(id)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not use what {record.user} asked")
@@ -200,7 +197,6 @@ def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
 
 
 def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) -> EstimateRequest:
-    """Return the request for a user's question; `estimator` is the default one."""
     estimator = spec.estimator or estimator
     return EstimateRequest(
         key=id,
@@ -223,7 +219,6 @@ def reason_of(answer: EstimateAnswer) -> str | None:
 
 
 def known_gpus(spec: EstimateSpec) -> list[str]:
-    """Return the catalogue's names of the GPUs in a question, each once."""
     return list(dict.fromkeys(map(_known, spec.gpus)))
 
 

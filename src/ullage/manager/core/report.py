@@ -49,8 +49,6 @@ class UsageSpan(NamedTuple):
 
 @dataclass
 class _Sums:
-    """The sums of one row."""
-
     jobs: set[int] = field(default_factory=set)
     gpu_seconds: float = 0.0
     part_seconds: float = 0.0
@@ -105,7 +103,6 @@ def report(
     until: float | None,
     user: str | None,
 ) -> dict[str, Any]:
-    """Report usage between two times (the last seven days), as far as the caller may see it."""
     now = context.clock()
     rows = check_by(["user", "day"] if by is None else by)
     begin, end = times_asked(context, since, until)
@@ -157,7 +154,6 @@ def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now:
 
 
 def report_of(spans: Iterable[UsageSpan], by: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows of a report and their total. `names` are those of the GPUs, by UUID."""
     rows: dict[tuple[str, ...], _Sums] = {}
     total = _Sums()
     for span in spans:
@@ -223,7 +219,6 @@ def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
 
 
 def _days(begin: float, end: float) -> Iterator[tuple[float, float]]:
-    """Cut a time at local midnights."""
     while True:
         midnight = _midnight_after(datetime.datetime.fromtimestamp(begin).date())
         if midnight >= end:

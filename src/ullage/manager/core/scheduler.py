@@ -105,7 +105,6 @@ class Scheduler:
         return kept
 
     def try_out(self, jobs: Sequence[JobRecord], throttle: int | None) -> Generator[None, None, PassOutcome]:
-        """Run a pass with these jobs added, without promising anything."""
         context, now = self._context, time.monotonic()
         for number in self._unsorted():
             self._sort_in(number, now)
@@ -303,7 +302,6 @@ class Scheduler:
         context.launcher.start(folder, self._order(job, attempt))
 
     def _order(self, job: JobRecord, attempt: AttemptRecord) -> dict[str, Any]:
-        """Return the order for the supervisor."""
         context, spec = self._context, JobSpec.model_validate(job.request)
         if context.cards is not None:
             from ullage.virtual.shared_card.cards import environment

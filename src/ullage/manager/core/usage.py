@@ -59,7 +59,6 @@ class FairShare:
         self._held.pop(token, None)
 
     def usage(self, now: float) -> dict[str, float]:
-        """Return the decayed usage by user."""
         found = {user: account.worth(now, self._half_life) for user, account in self._store.accounts.items()}
         for attempt in self._store.attempts.values():
             user = self._store.job(attempt.job).user
@@ -106,7 +105,6 @@ class EnergyMeter:
         self._joules |= begun
 
     def end(self, token: str) -> float | None:
-        """Return the energy of a finished attempt; `None` if unknown."""
         return self._joules.pop(token, None)
 
 
@@ -133,7 +131,6 @@ class MemoryCurve:
 
     @property
     def seconds(self) -> float:
-        """Return its length in seconds."""
         return self.step * len(self.values)
 
     def see(self, seconds: float, used: int) -> None:

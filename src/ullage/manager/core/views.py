@@ -85,7 +85,6 @@ def _why_it_waits(job: JobRecord, reason: str | None) -> str | None:
 
 
 def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:
-    """Return an attempt without its token."""
     shown = dataclasses.asdict(attempt)
     shown.pop("token")
     return shown if mine else shown | {"detail": None}
@@ -153,7 +152,6 @@ class JobViews:
         return shown
 
     def shown(self, caller: Caller, job: JobRecord, whole: bool = False) -> dict[str, Any]:
-        """Return a job; with `whole`, also its command and request."""
         context, mine = self._context, caller.may_change(job.uid)
         shown = job_shown(job, self._reason(job, mine), context.clock(), whole, mine)
         attempt = context.store.attempts.get(job.id)
@@ -183,7 +181,6 @@ class JobViews:
         }
 
     def _speeds(self, job: JobRecord, attempt: AttemptRecord | None) -> dict[str, Any]:
-        """Return the predicted activity and speed of a job, and its minimum speed."""
         context, own = self._context, job.asked("min_speed")
         slots = {slot.id: slot for slot in context.slots} if attempt or job.work else {}  # queues are long
         names = [slots[place].name for place in attempt.slots if place in slots] if attempt else []

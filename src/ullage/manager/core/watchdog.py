@@ -55,7 +55,6 @@ class Handled:
 
     @contextlib.contextmanager
     def now(self, job: int) -> Iterator[None]:
-        """Mark a job as handled inside the `with`."""
         self._write(job)
         try:
             yield

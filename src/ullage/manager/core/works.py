@@ -40,7 +40,6 @@ class EarlierRuns(NamedTuple):
 
     @property
     def promise(self) -> int:
-        """Return the memory to promise another run."""
         return self.used + max(int(self.used * _MARGIN), _LEAST_MARGIN)
 
     @property
@@ -115,7 +114,6 @@ class Works:
         return id
 
     def utilization(self, work: str, gpu: str) -> Utilization | None:
-        """Return the activity of a workload alone on a GPU model; `None` if unknown."""
         if (work, gpu) not in self._alone:
             record = self._store.work(work)
             try:
@@ -128,7 +126,6 @@ class Works:
         return self._alone.get((work, gpu))
 
     def known(self, work: str | None) -> dict[str, Utilization]:
-        """Return the known activity of a workload alone, by GPU model."""
         record = None if work is None else self._store.work(work)
         found = {gpu: self.utilization(record.id, gpu) for gpu in record.predicted} if record else {}
         return {gpu: each for gpu, each in found.items() if each is not None}
@@ -181,7 +178,6 @@ class Works:
         return lowest
 
     def speed_beside(self, work: str | None, others: Sequence[str | None], slot: Slot | None) -> float | None:
-        """Return the share of its speed alone that a workload keeps next to others; `None` if unknown."""
         if not others:
             return 1.0
         works = [each for each in (work, *others) if each is not None]

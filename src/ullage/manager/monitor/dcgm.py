@@ -60,7 +60,6 @@ class DcgmSource:
 
     @property
     def hint(self) -> str | None:
-        """Return the last output of a child that died."""
         if self._child is None or self._child.poll() is None:
             return None
         return f"DCGM gives no activity: '{self._command} dmon' ended and said: {self._message or 'nothing'}"
@@ -97,7 +96,6 @@ class DcgmSource:
         return self._base.processes(device_id)
 
     def close(self) -> None:
-        """Stop the child and close the other source."""
         self._stop()
         self._base.close()
 

@@ -62,7 +62,6 @@ class LoadSince:
         self._before = psutil.cpu_times()
 
     def read(self) -> tuple[float, float]:
-        """Return the busy cores, and the share of time that the hypervisor gave to others."""
         spent = {name: getattr(psutil.cpu_times(), name) - value for name, value in self._before._asdict().items()}
         within = ("guest", "guest_nice")  # counted in user and nice too
         everything = max(sum(value for name, value in spent.items() if name not in within), 1e-9)

@@ -354,7 +354,6 @@ class NvmlSource:
         return all(known.counter is not None for known in self._known.values() if known.device.takes_jobs)
 
     def close(self) -> None:
-        """Free NVML's buffers and shut it down."""
         with self._lock:
             for known in self._known.values():
                 if known.counter is not None:
@@ -383,7 +382,6 @@ class NvmlSource:
                 yield self._device(index, part, card, mig=True, parent=whole.device.id, instance=instance)
 
     def _device(self, index: int, handle: Any, card: Any, **more: Any) -> NVMLValues:
-        """Return a device; a known one keeps its counter and its last values."""
         id = nvml_text(self._nvml.nvmlDeviceGetUUID(handle))
         old = self._known.get(id)
         if old is not None and replace(old.device, index=index, **more) == old.device:

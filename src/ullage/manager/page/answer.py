@@ -103,7 +103,6 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
 
 
 def _show_timeline(estimate: Estimate) -> None:
-    """Show allocated and reserved memory over the calls of the allocator."""
     step = max(1, len(estimate.timeline) // _MOST_POINTS)
     groups = [estimate.timeline[at : at + step] for at in range(0, len(estimate.timeline), step)]
     highest = [max(group, key=lambda point: point[1]) for group in groups]  # a peak is never thinned away

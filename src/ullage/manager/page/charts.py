@@ -11,7 +11,6 @@ LINES = {"show": True, "lineStyle": {":color": "ullage.css('--line')"}}
 
 
 def use_charts() -> None:
-    """Load the script of charts; call it before the first one."""
     ui.add_head_html('<script src="/_page/charts.js"></script>')
 
 

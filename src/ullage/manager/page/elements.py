@@ -17,13 +17,11 @@ Cell = str | tuple[str, str]  # a text, or the text of a link and its address
 
 
 def words(tag: str, text: str = "", kind: str = "") -> TextElement:
-    """Make an HTML element with text in it."""
     made = TextElement(tag=tag, text=text)
     return made.classes(kind) if kind else made
 
 
 def box(tag: str = "div", kind: str = "") -> ui.element:
-    """Make an HTML element for others."""
     made = ui.element(tag)
     return made.classes(kind) if kind else made
 
@@ -82,7 +80,6 @@ def text_field(label: str, example: str = "", kind: str = "") -> ui.input:
 
 
 def number_field(label: str, unsaid: str = "", value: int | None = None, least: int | None = 1) -> ui.number:
-    """Make a field for a whole number; `unsaid` describes the default."""
     made = ui.number(label, value=value, min=least, precision=0, format="%d", placeholder=unsaid)
     return made.props("outlined dense stack-label")
 

@@ -121,7 +121,6 @@ class EstimateForm:
             self.batch_arg.set_value(match[0])
 
     def _offer(self) -> None:
-        """Suggest names that begin with the typed text, then names that contain it."""
         begun = str(self.model.value or "").strip().casefold()
         matching = [name for name in self._names if name.casefold().startswith(begun)] if begun else []
         matching += [name for name in self._names if begun and begun in name.casefold() and name not in matching]
@@ -156,7 +155,6 @@ class EstimateForm:
         return {"gpu": [self.gpu.value]}
 
     def fill(self, question: dict[str, Any]) -> None:
-        """Fill the form with an earlier question, as far as it is known."""
         self.kind.set_value("model" if "model" in question else "script")
         options = question.get("options", {})
         shape, config = options.get("input_shape"), options.get("config")
@@ -189,8 +187,6 @@ def _fill(field: Any, value: Any) -> None:
 
 
 def _text_of_file(name: str, label: str, kinds: str) -> ui.textarea:
-    """Make a text field with a button that reads a local file into it."""
-
     def read(event: GenericEventArguments) -> None:
         file, text = event.args
         if text is None:
@@ -283,7 +279,6 @@ class EstimatePage:
             self._problem.set_text(plain(str(error)))
 
     async def _stop(self) -> None:
-        """Cancel the estimate under way."""
         if self._timer.active and self._number is not None:
             self._timer.deactivate()
             try:

@@ -56,7 +56,6 @@ class Frame:
         ui.skip_link("Skip to the content", target=self.main)
 
     def call(self, title: str) -> None:
-        """Change the page's title."""
         if self._title.text != title:
             self._title.set_text(title)
             ui.page_title(f"{title} - Ullage")

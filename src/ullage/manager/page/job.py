@@ -153,7 +153,6 @@ class JobSheet:
         self._memory.set_text(f"{', '.join([*figures, memory(job['promise']) + ' promised'])}.{over}")
 
     def _show_estimate(self, job: dict[str, Any]) -> None:
-        """Show the breakdown of the estimate, if the user may see it."""
         parts: dict[str, int] = job.get("breakdown") or {}
         self._estimate.set_visibility(bool(parts))
         if parts == self._parts:
@@ -170,7 +169,6 @@ class JobSheet:
             words("p", safe, "figures")
 
     async def _show_over_time(self) -> None:
-        """Show the memory over time and the promise."""
         if time.monotonic() < self._next_curve:
             return
         self._next_curve = time.monotonic() + _EVERY

@@ -107,6 +107,5 @@ class OwnEstimates:
             self._keep(self._open.pop(number) | outcome)
 
     def _keep(self, answer: Answer) -> None:
-        """Store an answer, for its user only."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(self._folder / f"{answer['id']}.json", answer | {"answered": time.time()}, mode=0o600)

@@ -145,7 +145,6 @@ class JobGrid:
             self._grid.client.run_javascript(_ASK)
 
     def find(self, text: str) -> None:
-        """Show only rows with a text."""
         self._wanted = text
         if self._grid is not None and self._ready:
             self._grid.run_grid_method("setGridOption", "quickFilterText", text)

@@ -93,7 +93,6 @@ class SharedReadings:
         self._readings: dict[Hashable, Readings] = {}
 
     def of(self, session: Asker, about: Answer) -> "Readings":
-        """Return the readings of a session, by its own `ping`."""
         self._readings = {who: each for who, each in self._readings.items() if each.wanted}
         who = about["uid"], about["you"], about["operator"], about["scope"]
         readings = self._readings.setdefault(who, Readings(session))
@@ -175,7 +174,6 @@ class Readings:
         return [(now - at, value) for at, value in self._figures.get((kind, name), ())]
 
     async def _once(self, question: Hashable, ask: Callable[[], Awaitable[Found]]) -> Found:
-        """Ask, or wait for the same open question."""
         if question not in self._open:
 
             def done(future: asyncio.Future[Any]) -> None:

@@ -156,7 +156,6 @@ class Sessions:
         return code
 
     def find(self, number: str | None) -> Session | None:
-        """Return the session of a cookie, unless it has ended."""
         self._clean()
         if number is not None and number not in self._sessions and self._stored is not None:
             known = self._stored.find(number)
@@ -287,7 +286,6 @@ class KeptSessions:
             os.utime(file, (ends, ends))
 
     def find(self, number: str) -> KeptSession | None:
-        """Return a session that has not ended, or `None`."""
         try:
             with self._file(number).open("rb") as source:
                 tag, sealed = source.read(32), source.read(_LARGEST)

@@ -146,7 +146,6 @@ class SubmitPage:
         self._hint.set_text("As it is now. Nothing was submitted.")
 
     async def _estimated(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Return an estimate of the job's command, once it is made."""
         question = {name: job[name] for name in ("command", "cwd", "venv", "conda") if name in job}
         answer = await self._session.questions.ask(question | {"details": False})
         while answer["state"] == "waiting":
@@ -157,7 +156,6 @@ class SubmitPage:
 
 
 def _show_place(gpu: dict[str, Any], jobs: list[dict[str, Any]], promise: int) -> None:
-    """Show a GPU's promises, now and with the job."""
     total, before = gpu["total"] or 1, gpu["promised"] + gpu["foreign"]
     sizes = [promised_on(job, gpu["id"]) or 0 for job in jobs] + ([gpu["foreign"]] if gpu["foreign"] else [])
     with box("div", "bands") as bands:

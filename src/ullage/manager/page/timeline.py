@@ -283,7 +283,6 @@ def _of_daemon(trace: dict[str, Any]) -> TimelineRun:
 
 
 def _moment(at: float) -> str:
-    """Return a time in words, as `TimelineRun.parsed` reads it."""
     return datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds")
 
 
@@ -306,7 +305,6 @@ def _bar(run: TimelineRun, bar: LaneBar, top: int) -> dict[str, Any]:
 
 
 def _options() -> dict[str, Any]:
-    """Return the options of the chart without its data."""
     columns: list[Any] = ["row", "begin", "end", "tint", "failed", "again", {"name": "label", "type": "ordinal"}]
     handle = {":color": "ullage.css('--sheet')", ":borderColor": "ullage.css('--accent')"}
     own = {":borderColor": "ullage.css('--line')", ":fillerColor": "ullage.css('--accent') + '33'"}

@@ -59,7 +59,6 @@ def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
 
 
 def output_paths(job: JobRecord, spec: JobSpec, attempt: AttemptRecord) -> dict[str, str | None]:
-    """Return the job's output files, with patterns replaced; errors go with the output by default."""
     values = {
         "j": str(job.id),
         "t": str(attempt.number),

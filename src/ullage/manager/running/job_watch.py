@@ -55,7 +55,6 @@ class JobWatch:
             self._plan += self._ending(end, "time-limit")
 
     def wait(self) -> tuple[int, Any]:
-        """Wait for the end; return the wait status and the usage of the job's first process."""
         while not self._is_over():
             self._act()
             longest = _BETWEEN_SAMPLES if self._over or self.checkpoint_asked else LOOK

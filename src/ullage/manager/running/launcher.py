@@ -130,7 +130,6 @@ class Launcher:
         return AttemptStatus(state, started, record)
 
     def reap(self) -> None:
-        """Reap our supervisors that have ended."""
         for token in [token for token, child in self._children.items() if child.poll() is not None]:
             self._children.pop(token)
 
@@ -168,7 +167,6 @@ class Launcher:
         crash_point("stop-sent")
 
     def sweep(self, folder: Path, token: str) -> int:
-        """Kill the rest of an attempt whose supervisor is gone; return the number of processes."""
         started = read_record(folder / supervisor.STARTED) or {}
         in_group = kill_cgroup(started["cgroup"]) if started.get("cgroup") else 0
         left = {*processes_of(token), *holders_of(folder / supervisor.LOCK)} - {_process(started, "guardian")}
@@ -219,7 +217,6 @@ def _signal(process: Process, number: signal.Signals) -> bool:
 
 
 def _process(started: dict[str, Any], kind: str) -> Process:
-    """Return a process of an attempt by its record."""
     return Process(int(started.get(f"{kind}_pid", 0)), int(started.get(f"{kind}_start", 0)))
 
 

@@ -70,7 +70,6 @@ class Mps(TimeSlicing):
         self._service.stop()
 
     def variables(self, spec: JobSpec, slots: Sequence[str]) -> dict[str, str]:
-        """Return its address, and the job's limits of threads and memory."""
         variables = self._service.environment
         if spec.mps_threads is not None:
             variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(spec.mps_threads)

@@ -144,12 +144,10 @@ def read_piece(file: str, offset: int, most: int) -> Piece:
 
 
 def end_of(file: str) -> int:
-    """Return the length of a stream, with the parts that are gone."""
     return max((start + _length(name) for start, name in parts_of(file)), default=0)
 
 
 def read_end(file: str, size: int) -> bytes:
-    """Return the last bytes of a stream."""
     parts = parts_of(file)[-2:]
     return b"".join(_read(name, max(0, _length(name) - size), size) for _, name in parts)[-size:]
 

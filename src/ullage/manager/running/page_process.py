@@ -72,7 +72,6 @@ class PageProcess:
             os.close(self._sessions_folder)
 
     async def _once(self) -> str:
-        """Run one process to its end; return how it ended."""
         token = await self._new_token()
         handed = {
             "fd": self._door.fileno(),

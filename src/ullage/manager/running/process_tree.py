@@ -67,7 +67,6 @@ def signal_if(pid: int, number: int, is_same: Callable[[], bool]) -> bool:
 
 
 def read_record(file: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return a record of an attempt, or `None` if there is none."""
     try:
         with open(file, "rb") as source:
             record: dict[str, Any] = json.loads(source.read(_LARGEST_RECORD))
@@ -93,7 +92,6 @@ def kill_tree(root: int) -> None:
 
 
 def cgroup_members(folder: str) -> list[int]:
-    """Return the living processes of a cgroup and of the groups below it."""
     members = []
     for place, _, _ in os.walk(folder):
         with contextlib.suppress(OSError, ValueError), open(os.path.join(place, "cgroup.procs")) as file:
@@ -102,7 +100,6 @@ def cgroup_members(folder: str) -> list[int]:
 
 
 def kill_cgroup(folder: str) -> int:
-    """Kill all processes of a cgroup; return their number."""
     members = cgroup_members(folder)
     if not members:
         return 0
@@ -117,7 +114,6 @@ def kill_cgroup(folder: str) -> int:
 
 
 def remove_cgroup(folder: str) -> None:
-    """Remove an empty cgroup and the groups below it."""
     for place, _, _ in os.walk(folder, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(place)

@@ -200,7 +200,6 @@ def _ending_of(status: int) -> tuple[int | None, int | None]:
 
 
 def _open_streams(order: dict[str, Any]) -> tuple[OutputTaker, list[int]]:
-    """Return the thread that reads the job's output, and the job's streams."""
     if order.get("interactive"):
         from ullage.manager.running.terminal import Terminal  # most jobs need none
 
@@ -216,7 +215,6 @@ def _owner(order: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def _file_of_job(name: str, order: dict[str, Any]) -> str:
-    """Make an empty file for the job's user in the attempt's folder; return its path."""
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     if order.get("uid") is not None:
         os.fchown(file, order["uid"], order["gid"])
@@ -325,7 +323,6 @@ def _kills(file: str) -> int | None:
 
 
 def _poke(order: dict[str, Any]) -> None:
-    """Wake the daemon, if it runs."""
     with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         sender.sendto(order["token"].encode(), order["wake"])

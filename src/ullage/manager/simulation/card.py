@@ -36,7 +36,6 @@ class SimulatedRun:
 
     @property
     def job(self) -> Job:
-        """Return the job for placement."""
         return self.running.job
 
 
@@ -128,7 +127,6 @@ class SimulatedCard:
         return Slot(self.id, self.index, self.spec.name, self.spec.usable, 0, activity, self.mig)
 
     def figures(self) -> GpuSeries:
-        """Return all of its time."""
         times, jobs, memory, smact, power = zip(*self.seen, strict=True)
         return GpuSeries(self.index, self.spec.name, self.spec.usable, times, jobs, memory, smact, power)
 

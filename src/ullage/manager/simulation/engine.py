@@ -292,7 +292,6 @@ class _Engine:
             self._look_at(self.by_id[name])
 
     def _enter_phase(self, run: SimulatedRun) -> None:
-        """Begin the phase that the job has come to."""
         phase = run.phases[run.phase]
         takes_memory = phase.holds_memory and run.started is None
         if takes_memory and not self._take_memory(run):
@@ -325,7 +324,6 @@ class _Engine:
             self._finish(run, FINISHED, DONE)
 
     def _take_memory(self, run: SimulatedRun) -> bool:
-        """Take the job's memory, or fail if there is too little."""
         need = run.trace_job.kind.memory
         room = min(card.spec.usable - self.world.fragmentation - card.used for card in run.cards)
         if all(not card.started for card in run.cards):
@@ -378,7 +376,6 @@ class _Engine:
             self._want_pass(self.now)
 
     def _recover(self, run: SimulatedRun, kind: str, promise: int | None, used: int | None = None) -> None:
-        """Another attempt, as placement's rules have it, or the end."""
         state, memory = self.states[run.trace_job.id], kind == "memory"
         before = state.memory_failures if memory else state.lost
         failure = Failure("memory" if memory else "system", before, promise, used, None, state.exclusive, run.exclusive)
@@ -466,7 +463,6 @@ class _Engine:
                 self.hot.discard(card.index)
 
     def _looked(self) -> float:
-        """When the monitor last looked."""
         every = self.world.reading_s
         return self.now - self.now % every if every else self.now
 
@@ -501,7 +497,6 @@ class _Engine:
                 self._at(self.now + self.draw.expovariate(1 / self.world.node_mtbf_s), self._lose, node)
 
     def _lose(self, node: int) -> None:
-        """Lose all GPUs of a node and the attempts on them."""
         cards = [card for card in self.cards if card.node == node]
         for card in cards:
             card.lost = True

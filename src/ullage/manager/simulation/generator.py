@@ -95,7 +95,6 @@ def _burst_of_each(jobs: int, burst: float, random: np.random.Generator) -> Any:
 
 
 def _usual(workloads: Any, jobs: int, pick: Any, random: np.random.Generator) -> tuple[Any, Any]:
-    """Return each job's usual work, with a measured number of epochs, and its GPUs."""
     epochs = [np.array(known.epochs, dtype=float) * known.epoch_s for known in workloads]
     chosen = random.random(jobs)
     work = np.empty(jobs)
@@ -124,7 +123,6 @@ def _daily_times(moments: Any, duration: float, daily: float) -> Any:
 
 
 def _within_bursts(bursts: Any, random: np.random.Generator) -> Any:
-    """Return each job's delay after the first job of its burst."""
     gaps = random.exponential(BURST_GAP_S, size=len(bursts))
     first = np.concatenate([[True], bursts[1:] != bursts[:-1]])
     gaps[first] = 0.0

@@ -142,7 +142,6 @@ class UnfinishedRun(NamedTuple):
 
 
 def as_it_is(data: Mapping[str, Any], now: float) -> UnfinishedRun:
-    """Return the same with running jobs, up to `now`, and waiting jobs; both have the state "waiting"."""
     history = _History(data, 0.0, now)
     return UnfinishedRun(_result(history), history.begin, history.notes)
 
@@ -191,7 +190,6 @@ class _Attempt(NamedTuple):
 
     @property
     def did_work(self) -> bool:
-        """Whether its work counts."""
         return self.cause in _WORK
 
     @property
@@ -252,7 +250,6 @@ class _History:
         self._add_work_on_several([each for each in lasting if len(each.gpus) > 1 and each.did_work])
 
     def _counts(self, job: Mapping[str, Any]) -> bool:
-        """Whether a job belongs to the trace."""
         reason, over = None, job["state"] in _OVER
         if not over and self._now is None:
             reason = "not over"
@@ -294,12 +291,10 @@ class _History:
         return min(came, attempts[0].begin) if attempts else came
 
     def shown(self, attempt: _Attempt) -> SimulatedAttempt:
-        """Return an attempt as in a simulation's result."""
         begin, end = attempt.begin - self.begin, attempt.end - self.begin
         return SimulatedAttempt(begin, end, attempt.gpus, attempt.promise or 0, attempt.cause)
 
     def _used(self, job: int) -> int | None:
-        """Return the highest memory use of attempts that count."""
         return max((each.used for each in self.attempts[job] if each.did_work and each.used), default=None)
 
     def _kinds(self) -> dict[int, JobKind]:
@@ -323,7 +318,6 @@ class _History:
         return found
 
     def _works_from(self, attempt: _Attempt) -> float:
-        """Return when an attempt has started up."""
         return min(attempt.begin + self._startup_s, attempt.end)
 
     def _follow(self, number: int, attempts: Sequence[_Attempt]) -> GpuSeries:
@@ -380,7 +374,6 @@ class _History:
         return min(1.0, smact), there.watts + base * there.without_watts / there.count + beyond
 
     def _alike(self, attempt: _Attempt, name: str) -> int:
-        """Return the number of the first kind with the same activity alone on a GPU."""
         number = self._model.numbers[id(self.kinds[attempt.job])]
         if (number, name) not in self._first_alike:
             first = self._first_doing.setdefault(f"{name} {self._model.alone(number, name)!r}", number)

@@ -36,7 +36,6 @@ class Interference:
         self._together: dict[tuple[str, tuple[tuple[int, int], ...]], dict[int, float]] = {}
 
     def alone(self, number: int, name: str) -> Utilization:
-        """Return the activity of a kind alone on a GPU."""
         found = self._alone.get((name, number))
         if found is None:
             alone, card = self.kinds[number].alone, gpu(name)
@@ -55,7 +54,6 @@ class Interference:
         return self._predictions[key]
 
     def true(self, name: str, there: tuple[int, ...]) -> list[float]:
-        """Return the true speeds of kinds on a GPU, in the order of their numbers."""
         found = self._true.get((name, there))
         if found is None:
             found = self._with_error(name, there) if self._on else [1.0] * len(there)
@@ -99,7 +97,6 @@ class Interference:
 
 
 def _keep(known: dict[Any, Any], key: object, found: object) -> None:
-    """Cache a value."""
     if len(known) > _MOST_KNOWN:
         known.clear()
     known[key] = found

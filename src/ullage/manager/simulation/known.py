@@ -74,7 +74,6 @@ def known_workload(name: str) -> KnownWorkload:
 
 
 def published_workloads() -> list[KnownWorkload]:
-    """Return the known workloads with their published figures only."""
     tables = tomllib.loads(_data("known_workloads.toml"))
     return [
         _published(table, batch, tables["data"][table["data"]])

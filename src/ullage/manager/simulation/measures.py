@@ -34,7 +34,6 @@ class Measure:
         return None if value is None else float(value)
 
     def text(self, value: float | None) -> str:
-        """Return a value in words."""
         if value is not None and self.unit == "time":
             return format_duration(value) if value >= 0.0005 else "0 s"
         return self.short(value)
@@ -52,7 +51,6 @@ class Measure:
         return f"{value / factor:,.{digits}f}{more} {name}".rstrip()
 
     def _scale(self, value: float, uncertain: bool) -> tuple[float, int, str]:
-        """Return the divisor, the number of decimals, and the unit."""
         if self.unit == "time":
             larger = ((unit, 1, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min")) if value >= 2 * unit)
             return next(larger, (1, 1, "s"))
@@ -112,7 +110,6 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """Parse a typed target."""
         match = _TARGET.fullmatch(text)
         if match is None:
             raise InvalidValue(f"a target must be a condition such as 'waiting<=10m' or 'ooms<=0', got {text!r}")

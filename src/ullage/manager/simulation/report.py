@@ -92,7 +92,6 @@ def _write(file: Path, title: str, parts: Iterable[str]) -> None:
 
 
 def _words(text: str) -> str:
-    """Return a text escaped for HTML."""
     return escape(plain(text))
 
 
@@ -125,7 +124,6 @@ def _sweep(rows: Sequence[SweepRow]) -> Iterator[str]:
 
 
 def _figures(rows: Rows) -> Iterator[str]:
-    """Show a table of all figures, and bars of the main ones."""
     cells = [[interval_text(MEASURES[name], figures.get(name)) for name in _TABLE] for _, figures, _ in rows]
     heads = [("run", ""), *((name, MEASURES[name].meaning) for name in _TABLE)]
     yield _table(heads, [[name, *line] for (name, _, _), line in zip(rows, cells, strict=True)])

@@ -329,7 +329,6 @@ def _of_user(user: str, jobs: Sequence[SimulatedJob]) -> UserFigures:
 
 
 def _cut(series: GpuSeries, begin: float, end: float) -> GpuSeries:
-    """Return a GPU's series over a part of the time."""
     times = np.asarray(series.times, dtype=float)
     first, last = (float(np.clip(moment, times[0], times[-1])) for moment in (begin, end))
     inside = np.flatnonzero((times > first) & (times < last))
@@ -380,7 +379,6 @@ def _attempts(job: Mapping[str, Any]) -> tuple[SimulatedAttempt, ...]:
 
 
 def _known(kind: Any, values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the values of a class's fields, all of which are required."""
     names = kind._fields if hasattr(kind, "_fields") else [spec.name for spec in fields(kind)]
     if missing := [name for name in names if name not in values]:
         raise InvalidValue(f"this is no {what}: {', '.join(missing)} missing")

@@ -177,7 +177,6 @@ def _names(kind: Any) -> list[str]:
 
 
 def _of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a class's fields."""
     return {name: values[name] for name in _names(kind) if name in values}
 
 

@@ -207,12 +207,10 @@ class SweepRow:
 
     @property
     def trace(self) -> str:
-        """Return the trace's name."""
         return self.source.name
 
     @property
     def name_but_gpus(self) -> str:
-        """Return the scenario's name without its GPUs."""
         gpus, unnamed = self.scenario.gpus, replace(self.scenario, label=None).name
         return unnamed if self.scenario.name == gpus else self.scenario.name.removesuffix(f", {gpus}")
 

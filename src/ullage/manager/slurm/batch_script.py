@@ -158,7 +158,6 @@ def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
 
 
 def _trainings(programs: Sequence[Program], options: Mapping[str, str], notes: list[str]) -> list[BatchTraining]:
-    """Return the Python scripts among the programs, each once."""
     trainings: dict[tuple[object, ...], BatchTraining] = {}
     for program in programs:
         inner = launched(program.words)

@@ -133,13 +133,11 @@ def default_partition() -> str | None:
 
 
 def configuration() -> dict[str, str]:
-    """Return the settings that `scontrol show config` prints."""
     lines = run("scontrol", "show", "config").splitlines()
     return {key.strip(): value.strip() for key, equals, value in (line.partition("=") for line in lines) if equals}
 
 
 def version() -> tuple[int, ...]:
-    """Return the release of the controller, such as (22, 5, 8)."""
     return tuple(int(word) for word in re.findall(r"\d+", configuration().get("SLURM_VERSION", ""))[:3])
 
 

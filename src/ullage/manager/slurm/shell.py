@@ -493,7 +493,6 @@ def _first_error(node: Any) -> int:
 
 
 def _assigned(node: Any) -> Iterator[str]:
-    """The variables that something inside a node changes."""
     if node.type == "variable_assignment" and node.child_by_field_name("name") is not None:
         yield text_of(node.child_by_field_name("name"))
     elif node.type == "variable_name" and node.parent is not None and node.parent.type in ("command", "for_statement"):

@@ -52,7 +52,6 @@ class ShellState:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a program, as far as it is known."""
         known = ((name, self.variables.get(name)) for name in sorted(self.exported))
         return {name: value for name, value in known if isinstance(value, str) and not isinstance(value, Unknown)}
 
@@ -145,7 +144,6 @@ def _confined() -> str:
 
 
 def _printed(script: bytes, names: set[str], state: ShellState) -> list[str]:
-    """Return what a script of Bash prints that has these variables and can do nothing else."""
     folder = state.folder if state.folder is not None and os.path.isdir(state.folder) else None
     given = [f"pwd() {{ echo {shlex.quote(state.folder or '')}; }}", f"set -- {shlex.join(state.arguments)}"]
     given += [] if folder else ["set -f"]

@@ -98,7 +98,6 @@ def plan_job(
 def _needs(
     batch: BatchScript, hints: Hints, site: Site, timeout: float, progress: Callable[[str], None] | None
 ) -> tuple[list[GpuNeed], list[ScriptAnswer]]:
-    """What the job needs on each kind of GPU, and the answers that say so."""
     if hints.memory is not None:
         return [GpuNeed(kind, hints.memory) for kind in site.kinds], []
     why = "" if hints.estimate else "no estimate is wanted"

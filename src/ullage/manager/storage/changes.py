@@ -131,7 +131,6 @@ def _inserted(table: str, columns: Sequence[str], rows: _Rows) -> Iterator[tuple
 def _updated(
     table: str, where: str, changes: Sequence[tuple[tuple[int, ...], dict[str, Any]]]
 ) -> Iterator[tuple[str, _Rows]]:
-    """One statement for all rows that change in the same columns."""
     alike: dict[tuple[str, ...], list[list[Any]]] = {}
     for keys, columns in changes:
         names = tuple(name for name in columns if name != "spec")  # which is in a table of its own

@@ -139,7 +139,6 @@ class Database:
             return self._reader().execute(statement, values).fetchall()
 
     def _reader(self) -> sqlite3.Connection:
-        """The connection by which this thread reads."""
         writer, reader = getattr(self._reading, "of", (None, None))
         if reader is None or writer is not self._connection:  # the writer's file may be another one by now
             reader = sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
@@ -219,7 +218,6 @@ class Database:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """SQLite's errors in words: damage, or no room."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -247,7 +245,6 @@ class Database:
         return StoreDamaged(f"the database {self.file} is damaged ({found}); nothing was changed. {how}")
 
     def _copies(self) -> list[Path]:
-        """All copies, the newest last."""
         return sorted(self.backups.glob("state-*.db"), key=lambda file: file.stat().st_mtime)
 
     def _logs(self) -> list[Path]:

@@ -35,7 +35,6 @@ class JobHistory:
         self.damaged: dict[int, str] = {}
 
     def _jobs(self, where: str, *values: Any) -> list[JobRecord]:
-        """The jobs that a condition in SQL names; those of an array share one `spec`."""
         rows = self._database.rows(f"SELECT * FROM jobs WHERE {where}", values)
         specs = self._specs({row["spec_id"] for row in rows})
         missing = ValueError("spec is missing")
@@ -51,7 +50,6 @@ class JobHistory:
         return specs
 
     def _pairs(self, statement: str, *values: Any) -> dict[Any, Any]:
-        """The first two columns of what a query finds, the second by the first."""
         return {row[0]: row[1] for row in self._database.rows(statement, values)}
 
     def _readable(self, rows: Iterable[sqlite3.Row], read: Callable[[sqlite3.Row], _Record]) -> list[_Record]:

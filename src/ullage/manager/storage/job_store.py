@@ -284,7 +284,6 @@ class JobStore:
 
     @property
     def _pending(self) -> Changes:
-        """What this thread is changing."""
         changes = self._collecting.changes
         return _NOTHING if changes is None else changes
 

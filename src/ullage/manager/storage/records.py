@@ -256,7 +256,6 @@ class Drain:
 
     @property
     def text(self) -> str:
-        """The drain in words that go on after "the GPU"."""
         who = " and ".join((*self.users, *(f"group {name}" for name in self.groups)))
         until = "" if self.until is None else f" until {format_moment(self.until)}"
         reason = f" ({self.reason})" if self.reason else ""
@@ -380,14 +379,12 @@ def _object(text: str, name: str, kind: type) -> Any:
 
 
 def stored(value: Any) -> Any:
-    """A field as SQLite keeps it."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value)
     return str(value) if isinstance(value, State | Cause) else value
 
 
 def packed(value: dict[str, Any]) -> bytes:
-    """A large value as SQLite keeps it."""
     return zlib.compress(json.dumps(value).encode())
 
 

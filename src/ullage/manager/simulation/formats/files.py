@@ -24,7 +24,6 @@ _ABSENT = frozenset(("", "nan", "none", "null", "na"))
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[str]]:
-    """Open a text file for reading, unpacked if its name ends in .gz or .xz."""
     openers: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open}
     try:
         with io.TextIOWrapper(openers.get(path.suffix, open)(path, "rb"), encoding="utf-8-sig", newline="") as file:
@@ -59,13 +58,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def head(path: Path) -> str:
-    """Return the beginning of a file."""
     with opened(path) as file:
         return file.read(_HEAD)
 
 
 def first_row(text: str) -> list[str]:
-    """Return the names in the first line of a table."""
     return [name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])]
 
 
@@ -120,7 +117,6 @@ class TraceRow:
         return self._parsed(parse_duration, column)
 
     def is_dated(self, column: str) -> bool:
-        """Whether a cell is a date and time, not a number of seconds."""
         return bool(re.match(r"\d{4}-\d\d-\d\d", self.text(column)))
 
     def moment(self, column: str) -> float:
@@ -178,7 +174,6 @@ def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = Non
 
 
 def left_out(count: int) -> list[str]:
-    """Return the note on jobs that cannot be simulated."""
     return [f"{jobs_are(count)} left out: without GPUs, or without a known run time"] if count else []
 
 

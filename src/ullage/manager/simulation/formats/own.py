@@ -182,7 +182,6 @@ def _json_lines(trace: JobTrace) -> Iterator[str]:
 
 
 def _names(kinds: Sequence[JobKind]) -> dict[int, str]:
-    """Return a unique name for each kind."""
     taken: dict[str, int] = {}
     names = {}
     for kind in kinds:

@@ -142,7 +142,6 @@ def _read_pai(path: Path, assignment: Assignment) -> JobTrace:
 
 
 def _columns(path: Path, table_name: str) -> list[str] | None:
-    """Return the names of the columns, unless the file has them itself."""
     return None if first_row(head(path)) == _PAI[table_name] else _PAI[table_name]
 
 
