@@ -58,7 +58,8 @@ class SlotReader:
         for device in self.devices():
             bookings = tuple(booking for gpu, booking in booked if device.id == gpu)
             slots.append(self._slot(device, device.id in drained, held, bookings))
-        self._forget_ended_processes()
+        if len(self._tokens) > 4096:
+            self._tokens = {process: token for process, token in self._tokens.items() if start_of(process.pid)}
         slots.sort(key=lambda slot: slot.index)  # a lost one keeps its place
         return slots, held
 
@@ -113,10 +114,6 @@ class SlotReader:
         if process not in self._tokens:
             self._tokens[process] = _token_of(pid)
         return self._tokens[process]
-
-    def _forget_ended_processes(self) -> None:
-        if len(self._tokens) > 4096:
-            self._tokens = {process: token for process, token in self._tokens.items() if start_of(process.pid)}
 
 
 def _token_of(pid: int) -> str | None:

@@ -67,7 +67,8 @@ def read_output(text: str) -> OutputEvidence | None:
     place, cause, _ = max(found, key=lambda item: item[0])
     if _something_else_came_later(text, place):
         return None
-    line = _line_at(text, place)
+    begin, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
+    line = text[begin : end if end >= 0 else len(text)].strip()[:500]
     return OutputEvidence(cause, line, needed_memory(text) if cause is Cause.GPU_MEMORY else None)
 
 
@@ -91,11 +92,6 @@ def _something_else_came_later(text: str, place: int) -> bool:
     own_names = {"OutOfMemoryError", "ResourceExhaustedError", "XlaRuntimeError", "JaxRuntimeError", *_MESSENGERS}
     words = [match for match in _LAST_WORDS.finditer(text, after + 1) if match[1] not in own_names]
     return bool(words) and not any(pattern.search(words[-1][0]) for _, pattern in _KINDS)
-
-
-def _line_at(text: str, place: int) -> str:
-    begin, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
-    return text[begin : end if end >= 0 else len(text)].strip()[:500]
 
 
 CANCELLED = "cancelled"

@@ -75,7 +75,7 @@ class Questions:
             raise InvalidValue(f"you have {MOST_OPEN} questions without an answer; ask again when one is answered")
         if spec.estimator is not None and spec.estimator not in estimators():
             find(spec.estimator)  # which says what there is
-        gpus = known_gpus(spec) or self._own_gpus()
+        gpus = known_gpus(spec) or sorted({device.name for device in self._context.slot_reader.devices()})
         if not questions_about(spec):
             raise InvalidValue("the command must run a script or a module with Python, but it runs none")
         question = {**spec.said(), "gpu": gpus}
@@ -92,9 +92,6 @@ class Questions:
         )
         self._store.afterwards(partial(self._want, record))
         return self._shown(caller, record)
-
-    def _own_gpus(self) -> list[str]:
-        return sorted({device.name for device in self._context.slot_reader.devices()})
 
     def one(self, caller: Caller, id: str) -> dict[str, Any]:
         """Return a question. Its id suffices to see the answer; script and paths are for its user only."""

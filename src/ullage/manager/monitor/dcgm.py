@@ -83,7 +83,10 @@ class DcgmSource:
     def read(self, device_id: str) -> GPUReading:
         """Return the other source's reading, with DCGM's activity if it is fresh."""
         reading = self._base.read(device_id)
-        self._start_again_if_dead()
+        dead = self._child is not None and self._child.poll() is not None
+        if dead and time.monotonic() - self._started > _PATIENCE:
+            with contextlib.suppress(OSError):
+                self._start()
         entity = self._entities.get(device_id)
         since, busy = self._rows.get(entity, (0.0, Busy())) if entity else (0.0, Busy())
         if time.monotonic() - since > 3 * self._interval + 1:
@@ -157,12 +160,6 @@ class DcgmSource:
                     self._rows[row[0]] = (time.monotonic(), row[1])
                 elif line.strip() and not line.startswith(("#", "ID")):
                     self._message = line.strip()
-
-    def _start_again_if_dead(self) -> None:
-        dead = self._child is not None and self._child.poll() is not None
-        if dead and time.monotonic() - self._started > _PATIENCE:
-            with contextlib.suppress(OSError):
-                self._start()
 
     def _stop(self) -> None:
         child, self._child = self._child, None

@@ -43,7 +43,10 @@ class Database:
             else:
                 self._check_nothing_was_lost(new)
             self._connection = self._connect()
-            self._make_tables()
+            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+            if version != VERSION:
+                script = MIGRATIONS.get(version, TABLES)
+                self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {VERSION}; COMMIT;")
             self._identity = self._on_disk()
 
     def _check_nothing_was_lost(self, new: bool) -> None:
@@ -92,12 +95,6 @@ class Database:
                 f"{VERSION}); nothing was changed. Install the version that wrote it, or begin anew: "
                 f"{self._aside()} && ullage serve --new-database"
             )
-
-    def _make_tables(self) -> None:
-        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != VERSION:
-            script = MIGRATIONS.get(version, TABLES)
-            self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {VERSION}; COMMIT;")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
