@@ -8,11 +8,11 @@ from ullage.cli.options import Json, MeasuredGpu, option
 from ullage.cli.progress import following
 from ullage.cli.tables import fitted
 from ullage.errors import UllageError
+from ullage.hardware import GPU
 from ullage.jobs.model import read_rows
 from ullage.virtual.releases import as_measured, follow
 
 if TYPE_CHECKING:
-    from ullage.hardware import GPU
     from ullage.measuring.accuracy import Comparison
 
 
@@ -57,7 +57,7 @@ def evaluate(
     _compare(rows, gpu or "H200", worst, as_json)
 
 
-def _compare(rows: list[dict[str, Any]], gpu: "str | GPU", worst: int, as_json: bool) -> None:
+def _compare(rows: list[dict[str, Any]], gpu: str | GPU, worst: int, as_json: bool) -> None:
     results: list[Comparison] = []
     with following("reading runs", stoppable=True) as going:
         from ullage.measuring import accuracy

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ullage.errors import UllageError
+
 if TYPE_CHECKING:
     from ullage.manager.client import Client
 
@@ -175,8 +177,6 @@ def of_daemon(ask: "Callable[[Client], Mapping[str, str]]") -> Completer:
     """Complete what a daemon answers; nothing if none runs."""
 
     def complete(incomplete: str) -> Completions:
-        from ullage.errors import UllageError
-
         try:
             from ullage.manager.client import Client
 

@@ -1,6 +1,10 @@
 """`ullage serve`: run the manager."""
 
+import asyncio
 import contextlib
+import gc
+import importlib.util
+import socket
 import sys
 import time
 from pathlib import Path
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ullage.cli import completion
 from ullage.cli.options import option
+from ullage.home import home
 
 if TYPE_CHECKING:
     from ullage.manager.settings import ManagerSettings
@@ -48,10 +53,6 @@ def serve(
       ullage serve
       ullage serve --virtual 4xA100-40GB --policy magm --page 8601 --api 8600
     """
-    import asyncio
-    import gc
-
-    from ullage.home import home
     from ullage.manager.core.daemon import make_daemon, usable_home
     from ullage.manager.settings import read_settings
 
@@ -78,8 +79,6 @@ def serve(
 
 def _with_page(settings: "ManagerSettings") -> "ManagerSettings":
     """Settings that say whether there is a page: in a terminal it is expected, a service has to ask for it."""
-    import importlib.util
-
     listen = settings.page.listen
     if listen == "off":
         listen = None
@@ -89,8 +88,6 @@ def _with_page(settings: "ManagerSettings") -> "ManagerSettings":
 
 
 def _free_port(wanted: int) -> str:
-    import socket
-
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", wanted)):
         return str(wanted)
     return "0"

@@ -1,7 +1,7 @@
 """`ullage gpus`: the catalogue of GPUs, and all that is known of one."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,12 +11,9 @@ from ullage.cli import completion
 from ullage.cli.options import Json, argument
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UnknownName
-from ullage.hardware import gpu, own_gpus
+from ullage.hardware import GPU, gpu, own_gpus
 from ullage.hardware import gpus as all_gpus
 from ullage.units import format_bytes
-
-if TYPE_CHECKING:
-    from ullage.hardware import GPU
 
 _GIVE_WAY = ("measured", "BF16", "SMs", "FP16", "FP32")  # in a narrow terminal, the first one first
 _WORDS = {
@@ -77,7 +74,7 @@ def gpus(
         print(_table(listed))
 
 
-def _one(word: str) -> "GPU | None":
+def _one(word: str) -> GPU | None:
     """The GPU that is named in full; `None` for a part of a name."""
     if not word:
         return None
@@ -89,7 +86,7 @@ def _one(word: str) -> "GPU | None":
     return card if exact or card.name.casefold() == word.strip().casefold() else None
 
 
-def _table(cards: "list[GPU]") -> str:
+def _table(cards: list[GPU]) -> str:
     heads = ("GPU", "memory", "usable", "SMs", "GB/s", "FP32", "FP16", "BF16", "CC", "context", "measured")
     rows = []
     for card in cards:
@@ -101,7 +98,7 @@ def _table(cards: "list[GPU]") -> str:
     return fitted(heads, rows, give_way=_GIVE_WAY, left=("measured",)) + "\nrates in TFLOPS, dense; CC: capability"
 
 
-def _details(card: "GPU") -> Table:
+def _details(card: GPU) -> Table:
     table = Table(show_header=False, title=card.name, title_justify="left", title_style="bold")
     for name, words in _WORDS.items():
         value = getattr(card, name)

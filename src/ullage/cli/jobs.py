@@ -7,7 +7,7 @@ import sys
 import textwrap
 import time
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,13 +17,11 @@ from ullage.cli.job_tables import FORMAT_HELP, OVER, QUEUE, chosen, show
 from ullage.cli.options import MOMENT_FORMS, Json, argument, option
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import InvalidValue, UllageError
+from ullage.manager.client import Client
 from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, reference
 from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
-
-if TYPE_CHECKING:
-    from ullage.manager.client import Client
 
 MOST_ROWS = 100_000  # that the daemon gives at a time
 _MANY, _LATEST = 10, 20  # lines that say the same, and jobs that are over
@@ -34,9 +32,7 @@ JobNumbers = Annotated[list[str], argument(JOBS_HELP, "JOB", completion.jobs)]
 User = Annotated[str | None, option("Show only this user's jobs.", "--user -u NAME")]
 
 
-def client() -> "Client":
-    from ullage.manager.client import Client
-
+def client() -> Client:
     return Client()
 
 
@@ -115,7 +111,7 @@ def queue(
         print(_host_line(manager.ping()))
 
 
-def _show_over(manager: "Client", user: str | None, limit: int, names: list[str], as_json: bool) -> None:
+def _show_over(manager: Client, user: str | None, limit: int, names: list[str], as_json: bool) -> None:
     jobs = manager.history(limit, user)
     if as_json:
         print_json(jobs)
@@ -125,7 +121,7 @@ def _show_over(manager: "Client", user: str | None, limit: int, names: list[str]
         print("no jobs have ended yet")
 
 
-def _rows(manager: "Client", user: str | None, every: bool, limit: int | None) -> tuple[list[dict[str, Any]], str]:
+def _rows(manager: Client, user: str | None, every: bool, limit: int | None) -> tuple[list[dict[str, Any]], str]:
     """The rows of the queue, and what is to be said below them."""
     if every:
         return manager.queue(user, limit), ""
@@ -249,7 +245,7 @@ def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
     print_each(client().cancel(*jobs), as_json)
 
 
-def wait_for(manager: "Client", jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
+def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
     try:
         return manager.wait_all(jobs, timeout)
     except TimeoutError:

@@ -17,16 +17,18 @@ import typer
 from ullage.cli import completion
 from ullage.cli.completion import Completer
 from ullage.errors import InvalidValue
-from ullage.jobs.job import Ranks, Script
-from ullage.jobs.model import Model
+from ullage.hardware import nobody_named
+from ullage.jobs.job import JobRequest, Ranks, Script, request_of
+from ullage.jobs.kinds import SCRIPT, check_script, kind_of
+from ullage.jobs.model import Model, parse_shape
 from ullage.jobs.ranks import LAUNCHERS, NOT_FOLLOWED
 from ullage.performance.cost import Training
+from ullage.sandbox.interpreter import active_environment
 from ullage.units import parse_duration
 from ullage.virtual import releases
 
 if TYPE_CHECKING:
     from ullage.estimation.jobs.command import ScriptCommand
-    from ullage.jobs import JobRequest
 
 MODEL, RANKS, LENGTH = (
     "Model (if SOURCE is a model's name)",
@@ -220,8 +222,6 @@ def given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shape(text: str) -> list[int]:
-    from ullage.jobs.model import parse_shape
-
     return parse_shape(text, "--input-shape")
 
 
@@ -274,15 +274,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def request_from(
     source: str, args: list[str] | None = None, *, estimator: str = "ullage", steps: int = 3, **options: Any
-) -> "JobRequest":
+) -> JobRequest:
     """The request that a command line describes; options that this kind of source does not have are refused."""
     if pytorch := options.pop("pytorch", None):  # children read the variable, so the whole command follows this release
         os.environ[releases.VARIABLE] = releases.named(pytorch).name
     from ullage.estimation.estimators.registry import check_name
     from ullage.estimation.jobs.command import EACH_GPU
-    from ullage.jobs.job import request_of
-    from ullage.jobs.kinds import SCRIPT, check_script, kind_of
-    from ullage.sandbox.interpreter import active_environment
 
     check_name(estimator)
     chosen = given(options)
@@ -338,6 +335,4 @@ def _silence_model_packages() -> None:
 
 def default_gpu_hint(gpu: str | None, taken: str) -> str:
     """For the end of an answer: that nobody named the GPU that was taken; empty if the user did."""
-    from ullage.hardware import nobody_named
-
     return "" if gpu is not None else nobody_named(taken)

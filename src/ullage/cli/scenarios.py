@@ -16,7 +16,7 @@ from ullage.cli.options import option, options_of, with_options
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu_list
 from ullage.manager.placement import RecoveryRules, Rules
-from ullage.manager.simulation.scenario import PARTS_OF_WORLD, Scenario, World
+from ullage.manager.simulation.scenario import PARTS_OF_WORLD, Scenario, World, variants
 from ullage.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
@@ -125,8 +125,6 @@ def drawn_source(gpus: int, options: dict[str, Any]) -> "TraceSource":
 
 
 def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
-    from ullage.manager.simulation.scenario import variants
-
     if not options["gpus"]:
         raise InvalidValue("--gpus must be given; type for example: --gpus 4xA100-40GB")
     choices = choices_of(options)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from rich.console import Console
 
 from ullage.cli import completion
+from ullage.cli.main import typed
 from ullage.cli.options import (
     ALL,
     MODEL_OPTIONS,
@@ -94,7 +95,6 @@ def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest
     """Return the estimate in the file that a job's text names, or else the request that it describes."""
     if text.endswith(".json"):
         return _read(Path(text))
-    from ullage.cli.main import typed
 
     try:
         words = shlex.split(text)

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Container
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,12 +14,10 @@ from ullage.cli.options import START_FORMS, Json, Options, argument, option, wit
 from ullage.cli.terminal import connect_terminal, umask_now
 from ullage.errors import InvalidValue, NoDaemon
 from ullage.jobs.job_files import EDITABLE, JobSpec, make_job, read_job
+from ullage.manager.client import Client
 from ullage.manager.job_words import memory, trial_words
 from ullage.text import plain
 from ullage.units import parse_bytes, parse_duration
-
-if TYPE_CHECKING:
-    from ullage.manager.client import Client
 
 NONE = "none"  # resets a value
 RESOURCES, SCHEDULE, RUN = "Resources", "When it runs", "How it runs"
@@ -154,7 +152,7 @@ def submit(
     _send(complete, wait, patience, as_json)
 
 
-def _expected(manager: "Client", spec: JobSpec, patience: float) -> str | None:
+def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
     """The id of an estimate for a job that does not say how much memory it needs; `None` if there is none in time."""
     if spec.memory is not None or spec.gpus == 0:
         return None
@@ -218,7 +216,7 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
     raise typer.Exit(exit_code(ended))
 
 
-def _follow_estimate(manager: "Client", answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
+def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
     """Wait a while for the estimate and say what it is; whether the job is held because its script fails."""
     if answer["estimating"] is None or patience == 0:
         return False

@@ -13,7 +13,7 @@ import tty
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,10 +21,8 @@ from ullage.cli import completion
 from ullage.cli.jobs import client
 from ullage.cli.options import argument
 from ullage.errors import InvalidValue
+from ullage.manager.client import Client
 from ullage.text import plain
-
-if TYPE_CHECKING:
-    from ullage.manager.client import Client
 
 DETACH, _END_OF_INPUT = b"\x1d", b"\x04"  # Ctrl-] and Ctrl-D
 _LOOK = 1.0  # seconds
@@ -43,7 +41,7 @@ def attach(job: Annotated[str, argument("Job number or name.", "JOB", completion
     raise typer.Exit(connect_terminal(client(), job))
 
 
-def connect_terminal(manager: "Client", job: str, cancel: bool = False) -> int:
+def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
     """Wait until a job runs, then connect this terminal to it; the exit code. Ctrl-C while it waits may cancel it."""
     try:
         attached = _once_it_runs(manager, job)
@@ -60,7 +58,7 @@ def connect_terminal(manager: "Client", job: str, cancel: bool = False) -> int:
         return _Session(line, attached["reference"]).until_the_end()
 
 
-def _once_it_runs(manager: "Client", job: str) -> dict[str, Any]:
+def _once_it_runs(manager: Client, job: str) -> dict[str, Any]:
     last_words = None
     last = int(manager.ping()["last_event"])
     while True:

@@ -3,18 +3,16 @@
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ullage.cli.options import Json, Seed, argument, option, with_options
 from ullage.cli.progress import following
 from ullage.cli.scenarios import DrawnOptions, TraceOptions, drawn_source
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
+from ullage.manager.simulation.trace import JobTrace
 from ullage.text import plain
 from ullage.units import format_bytes, format_duration
-
-if TYPE_CHECKING:
-    from ullage.manager.simulation.trace import JobTrace
 
 _MOST_KINDS = 20
 
@@ -56,7 +54,7 @@ def trace(
     _print(read, as_json, *([] if out is None else [f"written: {out}"]))
 
 
-def _facts(read: "JobTrace") -> dict[str, Any]:
+def _facts(read: JobTrace) -> dict[str, Any]:
     jobs = read.jobs
     counts: Counter[str] = Counter()
     works: dict[str, float] = defaultdict(float)
@@ -79,7 +77,7 @@ def _facts(read: "JobTrace") -> dict[str, Any]:
     }
 
 
-def _print(read: "JobTrace", as_json: bool, *more: str) -> None:
+def _print(read: JobTrace, as_json: bool, *more: str) -> None:
     facts = _facts(read)
     if as_json:
         print(json.dumps(facts))
