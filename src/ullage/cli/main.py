@@ -137,13 +137,9 @@ def _load(name: str) -> Any:
         home.command(name, cls=PlainCommand, rich_help_panel=panel, context_settings=settings)(loaded)
     group: Any = typer.main.get_command(home)
     command = group.commands[name]
-    command.short_help = _short(command.help or "")
+    first_sentence = re.split(r"[.:;](?:\s|$)", (command.help or "").strip(), maxsplit=1)[0]
+    command.short_help = first_sentence.replace("\n", " ") + "."
     return command
-
-
-def _short(help: str) -> str:
-    """The first sentence of a help, up to a colon or semicolon, for the list of commands."""
-    return re.split(r"[.:;](?:\s|$)", help.strip(), maxsplit=1)[0].replace("\n", " ") + "."
 
 
 def _tidied(group: typer.Typer) -> None:

@@ -34,8 +34,6 @@ _PARTS = "Parts to switch off: interference, errors, startup, fragmentation, del
 
 
 class DrawnOptions:
-    """Options of a generated trace."""
-
     generate: Annotated[
         int | None, option("Generate a trace of N jobs from known workloads.", "N", min=1, panel=JOBS)
     ] = None
@@ -50,8 +48,6 @@ class DrawnOptions:
 
 
 class TraceOptions:
-    """Options for reading a trace."""
-
     trace_format: Annotated[
         str | None,
         option("Format of the trace.", "NAME", default="detected", panel=JOBS, complete=completion.trace_formats),

@@ -138,7 +138,9 @@ class Orders:
         check_submitter(caller)
         made = yield from self._intake.submit(caller, job, key or secrets.token_hex(16))
         self._store.afterwards(self._service.wake)
-        notes = [f"{number} is one job of its array; {number}_all means all of them" for number in self._heads(job)]
+        waited_for = self._store.several([each.job for each in job.after if isinstance(each.job, int)])
+        heads = [one.id for one in waited_for if one.array_id == one.id]
+        notes = [f"{head} is one job of its array; {head}_all means all of them" for head in heads]
         if job.host_memory is not None and not self._cgroups.available:
             notes.append(f"its limit of host memory cannot be kept here: {self._cgroups.why}")
         if job.min_speed is not None and not self._context.policy.predicts:
@@ -152,11 +154,6 @@ class Orders:
             "promise": made[0].promise,
             "notes": notes,
         }
-
-    def _heads(self, spec: JobSpec) -> list[int]:
-        """Return dependencies on jobs whose number may stand for their whole array."""
-        numbers = [each.job for each in spec.after if isinstance(each.job, int)]
-        return [one.id for one in self._store.several(numbers) if one.array_id == one.id]
 
     def dry_run(self, caller: Caller, job: JobSpec, estimate: str | None = None) -> Answers[dict[str, Any]]:
         """What would become of a submission now; nothing is stored or started. With the id of an `estimate` of its
@@ -553,7 +550,6 @@ def parameters_of(verb: str) -> dict[str, tuple[Any, Any]]:
 
 
 def arguments_model(name: str, arguments: dict[str, tuple[Any, Any]]) -> type[BaseModel]:
-    """Return the model that checks arguments."""
     fields: dict[str, Any] = {**arguments}
     return create_model(f"{name}_request", __config__=ConfigDict(extra="forbid"), **fields)
 

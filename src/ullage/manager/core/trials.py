@@ -20,8 +20,6 @@ Expected = tuple[int, dict[str, dict[str, Any]], str]  # bytes on a GPU, what a 
 
 
 class Trials:
-    """Dry runs of submissions."""
-
     def __init__(self, context: ManagerContext, intake: Intake, scheduler: Scheduler) -> None:
         self._context, self._intake, self._scheduler = context, intake, scheduler
         self._dependencies = Dependencies(context.store)

@@ -192,7 +192,9 @@ class NVMLValues:
             groups |= {
                 "power": lambda: {"power_w": self._thousandths("nvmlDeviceGetPowerUsage")},
                 "energy": lambda: {"energy_j": self._thousandths("nvmlDeviceGetTotalEnergyConsumption")},
-                "temperature": self._temperature,
+                "temperature": lambda: {
+                    "temperature_c": self._ask("nvmlDeviceGetTemperature", self._asking.nvml.NVML_TEMPERATURE_GPU)
+                },
                 "clocks": self._clocks,
                 "utilization": self._utilization,
             }
@@ -229,9 +231,6 @@ class NVMLValues:
             self._asking.raise_if_gone(error)
             busy = Busy()
         return vars(busy)
-
-    def _temperature(self) -> _Values:
-        return {"temperature_c": self._ask("nvmlDeviceGetTemperature", self._asking.nvml.NVML_TEMPERATURE_GPU)}
 
     def _clocks(self) -> _Values:
         nvml = self._asking.nvml

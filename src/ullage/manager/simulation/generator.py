@@ -71,7 +71,8 @@ def generate_trace(
     duration = float((work * needed).sum()) / (gpus * load)
     begins = _daily_times(np.sort(random.random(count)) * duration, duration, daily)
     arrivals = begins[bursts] + _within_bursts(bursts, random)
-    ranks = random.choice(users, size=count, p=_zipf(users, zipf))[bursts]
+    weights = np.arange(1, users + 1, dtype=float) ** -zipf
+    ranks = random.choice(users, size=count, p=weights / weights.sum())[bursts]
     order = np.argsort(arrivals, kind="stable")
     names = [f"user{number:0{len(str(users))}d}" for number in range(1, users + 1)]
     kinds = [known.kind for known in workloads]
@@ -128,11 +129,6 @@ def _within_bursts(bursts: Any, random: np.random.Generator) -> Any:
     gaps[first] = 0.0
     passed = np.cumsum(gaps)
     return passed - passed[first][bursts]
-
-
-def _zipf(users: int, exponent: float) -> Any:
-    weights = np.arange(1, users + 1, dtype=float) ** -exponent
-    return weights / weights.sum()
 
 
 def _tail_words(tail: str, spread: float) -> str:

@@ -73,12 +73,10 @@ def check_page(file: Path) -> None:
 
 
 def write_runs(runs: Sequence[SimulationResult], file: Path) -> None:
-    """Write the page of single runs."""
     _write(file, f"Simulation of {', '.join(dict.fromkeys(run.trace for run in runs))}", _runs(runs))
 
 
 def write_sweep(rows: Sequence[SweepRow], file: Path) -> None:
-    """Write the page of means over many simulations."""
     _write(file, "Means over many simulations", _sweep(rows))
 
 

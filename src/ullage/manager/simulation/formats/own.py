@@ -151,13 +151,10 @@ def _csv_lines(trace: JobTrace) -> Iterator[str]:
 
     yield written([*COLUMNS, *(_ESTIMATE + name for name in estimators)])
     for job in trace.jobs:
-        promises = [_cell(job.kind.estimates.get(name, "")) for name in estimators]
+        sizes = [job.kind.estimates.get(name, "") for name in estimators]
+        promises = [_NO_ANSWER if size is None else size for size in sizes]
         row = [job.id, job.arrival, job.user, job.kind.name, job.kind.memory, job.gpus, job.work_s, job.priority]
         yield written([*row, "" if job.time_limit is None else job.time_limit, *promises])
-
-
-def _cell(promise: int | str | None) -> int | str:
-    return _NO_ANSWER if promise is None else promise
 
 
 # JSON.
@@ -211,7 +208,8 @@ def _kind_from(path: Path, name: str, values: Any) -> JobKind:
         estimates = {by: None if size is None else parse_bytes(size) for by, size in said}
         return JobKind(str(values.get("name", name)), parse_bytes(values["memory"]), alone, estimates)
     except (UllageError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidValue(f"{path}: the kind {name!r} is not one: {_words(error)}") from None
+        missing = " is missing" if isinstance(error, KeyError) else ""
+        raise InvalidValue(f"{path}: the kind {name!r} is not one: {error}{missing}") from None
 
 
 def _row_from(path: Path, number: int, values: Any, kinds: dict[str, JobKind]) -> tuple[TraceRow, JobKind]:
@@ -227,10 +225,6 @@ def _row_from(path: Path, number: int, values: Any, kinds: dict[str, JobKind]) -
     if name not in kinds:
         kinds[name] = _kind(row, {}, {})
     return row, kinds[name]
-
-
-def _words(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 OWN = TraceFormat(
