@@ -88,19 +88,13 @@ class CleaningReport:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        lines = [vars(one) for one in self.dropped]
         return {
-            "files": self.files,
-            "read": self.read,
-            "kept": self.kept,
-            "joined": self.joined,
-            "renamed": self.renamed,
-            "lent": self.lent,
+            **vars(self),
             "dropped": self.counts,
             "blanked": dict(self.blanked),
             "repeated": len(self.repeated),
             "noise": self.noise(),
-            "dropped_lines": lines,
+            "dropped_lines": [vars(one) for one in self.dropped],
         }
 
 

@@ -60,7 +60,6 @@ def _begin() -> None:
 
 def feature_row(configuration: str) -> dict[str, Any] | str:
     """The columns of one configuration, or why there are none."""
-    from ullage.jobs.model import Model
     from ullage_lab.estimators.fast.rows import row_of
 
     try:

@@ -149,11 +149,13 @@ def calls(
         for call in found:
             print(json.dumps(packed(call)))
         return
+    from ullage_lab.measure.memory import describe_gpu
+
     rows = rows_so_far(out)
     done = {str(row["id"]) for row in rows if "id" in row}
     started = out.with_name(out.name + ".started")
     died = timing.died_in(started)
-    first = [] if rows else [_machine()]
+    first = [] if rows else [{"machine": describe_gpu()}]
     if died is not None and died["id"] not in done:
         first.append(died)
         done.add(str(died["id"]))
@@ -207,12 +209,6 @@ def _check_gpu() -> None:
 
     if not torch.cuda.is_available():
         raise UllageError("cannot measure: PyTorch finds no GPU. --dry-run prints what would be measured")
-
-
-def _machine() -> dict[str, Any]:
-    from ullage_lab.measure.memory import describe_gpu
-
-    return {"machine": describe_gpu()}
 
 
 def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -> None:

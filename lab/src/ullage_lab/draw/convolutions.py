@@ -303,8 +303,7 @@ def arrange(counts: Counter[ConvolutionLayer], configurations: int) -> Iterator[
                     key = math.log(1.0 - chance.random()) / weight
                     keyed.append((key, Configuration(layer, batch, kind, layout)))
     keyed.sort(key=lambda row: -row[0])
-    for _, configuration in keyed[:configurations]:
-        yield configuration
+    yield from (configuration for _, configuration in keyed[:configurations])
 
 
 def problems_of_models(seconds: float, configurations: int) -> list[ConvolutionProblem]:

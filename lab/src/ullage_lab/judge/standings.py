@@ -16,6 +16,7 @@ the limit is at least what it reserved, or if limit and context are at least wha
 strict: on a card the allocator might have given cached segments back and gone on.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -111,9 +112,7 @@ def _survives(file: Path, cap: int) -> bool:
     return survives(_history(file), cap)
 
 
-@lru_cache(maxsize=4)
-def _history(file: Path) -> History:
-    return History.load(file)
+_history = lru_cache(maxsize=4)(History.load)
 
 
 def survives(history: History, cap: int) -> bool:
@@ -188,10 +187,7 @@ class Rounds:
         """The summary of judgements; `None` of none."""
         if not judgements:
             return None
-        by: dict[str, int] = {}
-        for judgement in judgements:
-            name = judgement.by or "first round"
-            by[name] = by.get(name, 0) + 1
+        by = dict(Counter(judgement.by or "first round" for judgement in judgements))
         mean = sum(judgement.conserved for judgement in judgements) / len(judgements)
         failures = sum(not judgement.success for judgement in judgements)
         return cls(len(judgements), failures / len(judgements), mean, mean / card.usable, by)
@@ -300,14 +296,14 @@ def _families(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, 
 
 def _reasons(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, int]:
     """Why there is no estimate, the most frequent first; a reason that names the model is the same for all models."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for record in records:
         reason = f"not supported: {record.unsupported}" if record.unsupported else record.failed
         if reason:
             model = runs[record.run].row.get("model")
             reason = reason.replace(model, "the model") if model else reason
-            counts[reason] = counts.get(reason, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_REASONS])
+            counts[reason] += 1
+    return dict(counts.most_common(MOST_REASONS))
 
 
 def _percent(errors: Errors | None, name: str, form: str = ".2%") -> str:

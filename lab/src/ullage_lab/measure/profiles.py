@@ -16,9 +16,11 @@ Times are nanoseconds; `begin` and `launched` count from the entry before.
 import bisect
 import contextlib
 import gc
+import itertools
 import json
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +126,7 @@ def condensed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for event in events
         if event.get("cat") in _ON_GPU and event.get("args", {}).get("correlation") in launches
     ]
-    names, shapes, configurations = _Table(), _Table(), _Table()
+    names, shapes, configurations = (defaultdict[str, int](itertools.count().__next__) for _ in range(3))
     thread = label["tid"]
     called: dict[str, list[int]] = {key: [] for key in ("name", "shapes", "begin", "taken", "thread")}
     for event in calls:
@@ -154,24 +156,10 @@ def condensed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "launched": sum("Launch" in event["name"] for event in launches.values()),
         "calls": called,
         "kernels": ran,
-        "names": names.entries,
-        "shapes": [json.loads(text) for text in shapes.entries],
-        "launches": [json.loads(text) for text in configurations.entries],
+        "names": list(names),
+        "shapes": [json.loads(text) for text in shapes],
+        "launches": [json.loads(text) for text in configurations],
     }
-
-
-class _Table:
-    """Numbers for texts, in the order of their first use."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def __getitem__(self, text: str) -> int:
-        return self._numbers.setdefault(text, len(self._numbers))
-
-    @property
-    def entries(self) -> list[str]:
-        return list(self._numbers)
 
 
 def _nanoseconds(micro: float) -> int:

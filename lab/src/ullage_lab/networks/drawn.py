@@ -520,8 +520,7 @@ def image_generator(channels: int, width: int, depth: int, num_classes: int) -> 
     return nn.Sequential(nn.Conv2d(channels, width, 1), *layers, Mean(), nn.Linear(outer, num_classes))
 
 
-def crossed(features: int, width: int, depth: int, num_classes: int) -> nn.Module:
-    return CrossedTable(features, width, depth, num_classes)
+crossed = CrossedTable
 
 
 def sines(features: int, width: int, depth: int, num_classes: int) -> nn.Module:

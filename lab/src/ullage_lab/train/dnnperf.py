@@ -4,11 +4,10 @@ DATA is a file of measured runs, a line of JSON each (also .gz): a configuration
 folds of the cross-validation are made of whole model families, so that a figure says how well an unseen family is met.
 """
 
-import gzip
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from ullage.errors import InvalidValue
-from ullage.jobs.model import Model
+from ullage.jobs.model import Model, read_rows
 from ullage_lab.estimators.dnnperf import GraphNetwork, GraphTensors, folded, graph_of, joined, tensors_of
 from ullage_lab.estimators.weights import write_weights
 
@@ -47,18 +46,10 @@ def family(model: str) -> str:
     return begin.group(0).casefold() if begin else name.casefold()
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of measured runs, also of a compressed one."""
-    content = path.read_bytes()
-    for line in (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines():
-        if line.strip():
-            yield json.loads(line)
-
-
 def samples(path: Path, seen: Callable[[], None] = lambda: None) -> list[Sample]:
     """Every run of the file with a measured peak and step time, as a graph; `seen` is called after each."""
     found = []
-    for row in read(path):
+    for row in read_rows(path):
         if not row.get("peak_reserved") or not row.get("step_s"):
             continue
         configuration = Model.from_row(row)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.errors import InvalidValue, MissingPackage, UllageError
+from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import gpu as find_gpu
 from ullage.jobs.model import Model
 from ullage.performance.trees import Trees
-from ullage_lab.estimators.fast.estimator import NAMES, Fast, vector_of
+from ullage_lab.estimators.fast.estimator import Fast, vector_of
 from ullage_lab.estimators.fast.rows import row_of
 from ullage_lab.judge.questions import Question
 from ullage_lab.judge.truth import MeasuredRun, read_truth
 from ullage_lab.judge.worker import Record
-from ullage_lab.train.trees import from_lightgbm
+from ullage_lab.train.trees import grow
 
 Floats = npt.NDArray[np.float64]
 HIGH, SURE, FOLDS = 0.98, 0.99, 5
@@ -65,7 +65,7 @@ def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, 
 
 
 def train_fast(
-    jobs: FastJobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] | None = None
+    jobs: FastJobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] = lambda _: None
 ) -> tuple[Fast, Floats]:
     """Return the trees, and the predictions of trees without a job's group: [jobs, 2] logarithms, median and bound.
 
@@ -74,13 +74,11 @@ def train_fast(
     """
     unseen = np.zeros((len(jobs.closed), 2))
     for number, (fit, validate) in enumerate(_group_folds(jobs.groups, seed), 1):
-        if begin is not None:
-            begin(f"fold {number} of {FOLDS}")
+        begin(f"fold {number} of {FOLDS}")
         for column, kind in enumerate(("middle", "high")):
             trees = _grow(jobs.features[fit], jobs.target[fit], kind, seed)
             unseen[validate, column] = [trees.sum(features) for features in jobs.features[validate]]
-    if begin is not None:
-        begin("all jobs")
+    begin("all jobs")
     kinds = [part for part in (jobs.real, ~jobs.real) if part.sum() >= 20]
     shift = max(conformal(jobs.target[part] - unseen[part, 1], SURE) for part in kinds)
     unseen[:, 1] = np.maximum(unseen[:, 1] + shift, unseen[:, 0])
@@ -134,29 +132,19 @@ def _group_folds(groups: Sequence[str], seed: int) -> list[tuple[npt.NDArray[np.
 
 
 def _grow(features: Floats, target: Floats, kind: str, seed: int) -> Trees:
-    try:
-        import lightgbm
-    except ImportError:
-        raise MissingPackage("lightgbm", "trainings of fast") from None
     options = {
         "objective": "quantile",
         "alpha": 0.5 if kind == "middle" else HIGH,
         "num_leaves": _LEAVES,
         "learning_rate": 0.06,
         "min_data_in_leaf": min(10 if kind == "middle" else 20, max(1, len(target) // 10)),
-        "feature_fraction": 0.7,
         "bagging_fraction": 0.8,
         "bagging_freq": 1,
         "lambda_l2": 1.0,
-        "verbosity": -1,
         "seed": seed,
-        "deterministic": True,
-        "num_threads": 1,
         "max_depth": 7,
     }
-    data = lightgbm.Dataset(features, target, feature_name=[f"f{place}" for place in range(len(NAMES))])
-    booster = lightgbm.train(options, data, num_boost_round=_TREES[kind])
-    return from_lightgbm(booster)
+    return grow(features, target, options, _TREES[kind], "trainings of fast")
 
 
 # Real models that were measured (`ullage measure`), as rows to learn from: features by name, grouped by family.
@@ -175,19 +163,17 @@ def group_of(model: str) -> str:
 
 
 def read_real(
-    file: Path, begin: Callable[[str, int], None] | None = None, notify: Callable[[str], None] | None = None
+    file: Path, begin: Callable[[str, int], None] = lambda *_: None, notify: Callable[[str], None] = lambda _: None
 ) -> list[dict[str, Any]]:
     """The runs of a measured file with their features; a model whose layers cannot be read is left out."""
     runs = [run for truth in read_truth(file) for run in truth.runs if not run.oom and run.reserved]
-    if begin is not None:
-        begin("reading real models", len(runs))
+    begin("reading real models", len(runs))
     rows = []
     for run in runs:
         row = _row(run)
         if row is not None:
             rows.append(row)
-        if notify is not None:
-            notify(run.id)
+        notify(run.id)
     if not rows:
         raise InvalidValue(f"{file} has no run of a model whose layers can be read")
     return rows

@@ -59,7 +59,7 @@ def fit(
     memory: npt.NDArray[np.float64],
     schedule: Schedule,
     seed: int,
-    notify: Notify | None = None,
+    notify: Notify = lambda _: None,
 ) -> GPUMemNet:
     """A new network, trained on these jobs and nothing else; `notify` hears of every epoch.
 
@@ -79,7 +79,7 @@ def fit_classes(
     classes: npt.NDArray[np.int64],
     schedule: Schedule,
     seed: int,
-    notify: Notify | None = None,
+    notify: Notify = lambda _: None,
 ) -> Network:
     """Train a new network on the classes of jobs; `rows` gives its inputs for some of them."""
     torch.set_num_threads(schedule.threads)
@@ -97,7 +97,7 @@ def _descend(
     classes: torch.Tensor,
     parts: Sequence[torch.Tensor],
     schedule: Schedule,
-    notify: Notify | None,
+    notify: Notify,
 ) -> None:
     """Learn from the first of the `parts`; the second tells when to stop, and which weights are kept."""
     learn, stop = parts
@@ -117,8 +117,7 @@ def _descend(
         if found < best:
             best, since = found, 0
             kept = {name: value.clone() for name, value in network.state_dict().items()}
-        if notify is not None:
-            notify(f"epoch {epoch + 1}, loss {found:.2f}")
+        notify(f"epoch {epoch + 1}, loss {found:.2f}")
         if schedule.patience is not None and since >= schedule.patience:
             break
     network.load_state_dict(kept)

@@ -180,8 +180,8 @@ def train(
     bin: int,
     seed: int = 1,
     schedule: Schedule | None = None,
-    notify: Notify | None = None,
-    begin: Callable[[str, int], None] | None = None,
+    notify: Notify = lambda _: None,
+    begin: Callable[[str, int], None] = lambda *_: None,
     validate: bool = True,
 ) -> Trained:
     """Train an estimator of a family; `begin` hears of every training and its epochs, `notify` of every epoch.
@@ -199,13 +199,11 @@ def train(
     validation = []
     parts = folds(classes.tolist(), learn, seed) if validate else ()
     for number, (chosen, judged) in enumerate(parts, 1):
-        if begin is not None:
-            begin(f"fold {number} of {FOLDS}", plan.epochs)
+        begin(f"fold {number} of {FOLDS}", plan.epochs)
         network = fit(card, *examples.part(chosen), plan, seed, notify)
         jobs = examples.part(judged)[0]
         validation.append(scored(classes[judged], predicted(network, jobs)))
-    if begin is not None:
-        begin("all but the test part", plan.epochs)
+    begin("all but the test part", plan.epochs)
     network = fit(card, *examples.part(learn), plan, seed, notify)
     told = predicted(network, examples.part(test)[0])
     result = Trained(network, card, validation, scored(classes[test], told), test, learn, told)

@@ -90,7 +90,7 @@ def _is_turn(turn: Any, jobs: Any) -> bool:
 
 
 def follow(
-    rows: Sequence[Row], kept: Path | None = None, notify: Callable[[str], None] | None = None
+    rows: Sequence[Row], kept: Path | None = None, notify: Callable[[str], None] = lambda _: None
 ) -> dict[str, StepCalls]:
     """The step of every job, by its id; those that the file `kept` has are not followed again."""
     jobs = {f"job {row['alone']}": row["job"] for row in rows if "alone" in row and "failed" not in row}

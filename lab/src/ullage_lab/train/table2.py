@@ -17,7 +17,7 @@ from ullage_lab.train.folds import Indices
 from ullage_lab.train.protocol import Examples, predicted, scored, train
 
 # Family, estimator, bin in GiB: the paper's accuracy and F1 (Table 2; `None` where it has none).
-LINES: Mapping[tuple[str, str, int], tuple[float | None, float | None]] = {
+LINES: Mapping[tuple[str, str, float], tuple[float | None, float | None]] = {
     ("mlp", "mlp", 1): (0.95, 0.93),
     ("mlp", "mlp", 2): (0.97, 0.96),
     ("mlp", "transformer", 1): (0.97, 0.96),
@@ -65,27 +65,23 @@ def lines_of(
 ) -> list[Table2Line]:
     """Return the line of one network, in its own bins; none if the table has no such line."""
     jobs, memory = examples.part(test)
-    took = seconds_a_job(network, examples)
-    found = []
-    for (of_family, estimator, width), (paper, paper_f1) in LINES.items():
-        if (of_family, estimator, width * GIB) != (family, card.estimator, card.bin):
-            continue
-        scores = scored(classes_of(memory, card.bin, card.bins), predicted(network, jobs))
-        found.append(
-            Table2Line(
-                family=family,
-                estimator=estimator,
-                bin=width * GIB,
-                gpu=examples.gpu,
-                **{name: getattr(scores, name) for name in ("rows", "accuracy", "f1", "f1_macro", "under", "over")},
-                seconds=took,
-                paper=paper,
-                paper_f1=paper_f1,
-                validation=_validation(card),
-                trained=trained,
-            )
-        )
-    return found
+    published = LINES.get((family, card.estimator, card.bin / GIB))
+    if published is None:
+        return []
+    scores = scored(classes_of(memory, card.bin, card.bins), predicted(network, jobs))
+    line = Table2Line(
+        family=family,
+        estimator=card.estimator,
+        bin=card.bin,
+        gpu=examples.gpu,
+        **{name: getattr(scores, name) for name in ("rows", "accuracy", "f1", "f1_macro", "under", "over")},
+        seconds=seconds_a_job(network, examples),
+        paper=published[0],
+        paper_f1=published[1],
+        validation=_validation(card),
+        trained=trained,
+    )
+    return [line]
 
 
 def shipped_lines(examples: Examples, family: str, estimator: str, folder: Path | None) -> list[Table2Line]:
@@ -117,8 +113,8 @@ def retrained_lines(
     *,
     seed: int,
     schedule: Schedule | None = None,
-    notify: Notify | None = None,
-    begin: Callable[[str, int], None] | None = None,
+    notify: Notify = lambda _: None,
+    begin: Callable[[str, int], None] = lambda *_: None,
 ) -> list[Table2Line]:
     """The lines of networks that are trained now, with cross-validation, on these data."""
     found = []

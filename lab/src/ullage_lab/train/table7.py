@@ -54,7 +54,7 @@ def measured(rows: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[str
 
 
 def train(
-    rows: Sequence[Mapping[str, Any]], *, seed: int = 1, schedule: Schedule = SCHEDULE, notify: Notify | None = None
+    rows: Sequence[Mapping[str, Any]], *, seed: int = 1, schedule: Schedule = SCHEDULE, notify: Notify = lambda _: None
 ) -> GPUUtilNet:
     """Networks for each family and metric; 30 % of the rows are held out and named in the cards."""
     networks, cards = {}, {}
@@ -71,8 +71,7 @@ def train(
                 partial(empty_network, family), totals.__getitem__, classes[learn], schedule, seed
             )
             cards[family, metric] = {"rows": len(chosen), "test": [key_of(chosen[place]) for place in test]}
-            if notify is not None:
-                notify(f"{family} {metric}")
+            notify(f"{family} {metric}")
     if not networks:
         raise InvalidValue(
             "no row has smact, smocc and drama: 'ullage lab measure dataset --utilization' measures them"

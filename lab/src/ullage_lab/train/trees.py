@@ -4,8 +4,21 @@ from typing import Any
 
 import numpy as np
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, MissingPackage
+from ullage.performance.rates import Floats
 from ullage.performance.trees import Trees
+
+
+def grow(features: Floats, target: Floats, options: dict[str, Any], count: int, purpose: str) -> Trees:
+    """Grow trees with LightGBM; the same arguments give the same trees."""
+    try:
+        import lightgbm
+    except ImportError:
+        raise MissingPackage("lightgbm", purpose) from None
+    quiet = {"verbosity": -1}
+    options = {"feature_fraction": 0.7, "deterministic": True, "num_threads": 1, **options, **quiet}
+    data = lightgbm.Dataset(features, target, params=quiet)
+    return from_lightgbm(lightgbm.train(options, data, num_boost_round=count))
 
 
 def from_lightgbm(booster: Any) -> Trees:

@@ -163,9 +163,7 @@ def load(path: Path) -> Fast:
         ) from None
 
 
-@functools.cache
-def trained(path: Path = WEIGHTS) -> Fast:
-    return load(path)
+trained = functools.cache(load)
 
 
 @estimator(

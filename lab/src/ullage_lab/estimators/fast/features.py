@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.summary import tensors_in
@@ -271,8 +272,4 @@ def _floats(tensor: torch.Tensor) -> bool:
 
 
 def _moved(batch: Any, device: str) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device)
-    if isinstance(batch, dict):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    return type(batch)(_moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)

@@ -231,12 +231,11 @@ def _rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 def _overloads(names: tuple[str, ...]) -> list[Any]:
     found = [getattr(_ATEN, name) for name in names]
     return [
-        getattr(packet, overload) for packet in found for overload in ("default", "Scalar") if _has(packet, overload)
+        getattr(packet, overload)
+        for packet in found
+        for overload in ("default", "Scalar")
+        if overload in packet.overloads()
     ]
-
-
-def _has(packet: Any, overload: str) -> bool:
-    return overload in packet.overloads()
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:

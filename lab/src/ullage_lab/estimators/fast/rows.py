@@ -20,21 +20,8 @@ def row_of(configuration: Model) -> dict[str, Any]:
 
 def from_features(found: Features) -> dict[str, Any]:
     return {
-        "batch_size": found.batch_size,
-        "input_elements": found.input_elements,
-        "sequence_length": found.sequence_length,
-        "parameters": found.parameters,
-        "activations": found.activations,
+        **{name: value for name, value in vars(found).items() if name not in ("counts", "inference")},
         "activations_batch": found.activations * found.batch_size,
-        "depth": found.depth,
         **{f"count_{kind}": count for kind, count in found.counts.items()},
-        "activation_function": found.activation_function,
-        "optimizer": found.optimizer,
-        "precision": found.precision,
-        "trainable": found.trainable,
-        "kept_numbers": found.kept_numbers,
-        "kept_bytes": found.kept_bytes,
-        "norm_numbers": found.norm_numbers,
-        "output_elements": found.output_elements,
         "layers": [{"type": kind, "activations": out, "parameters": own} for kind, out, own in found.layers],
     }

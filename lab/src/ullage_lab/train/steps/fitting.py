@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ullage.errors import InvalidValue, MissingPackage
+from ullage.errors import InvalidValue
 from ullage.performance.rates import (
     SHARES,
     Floats,
@@ -26,7 +26,7 @@ from ullage.performance.trees import Trees
 from ullage.performance.work import Work
 from ullage_lab.train.steps.host import host_and_step, least_squares, of_one_host
 from ullage_lab.train.steps.runs import FollowedRun, MeasuredCall
-from ullage_lab.train.trees import from_lightgbm, from_lists
+from ullage_lab.train.trees import from_lists, grow
 
 GAP = 1e-6  # seconds between two kernels, within what counts as work
 # The same before large kernels of libraries. Timed over and over, their code is in the cache; in a step it is not.
@@ -237,10 +237,6 @@ def _root(grows: Callable[[float], float], low: float = -8.0, high: float = 8.0)
 def _grow(
     name: str, of: str, rows: Floats, objective: Callable[[Floats, Any], tuple[Floats, Floats]], trees: int
 ) -> Trees:
-    try:
-        import lightgbm
-    except ImportError:
-        raise MissingPackage("lightgbm", "the training of rates") from None
     options = {
         "objective": objective,
         "num_leaves": _LEAVES[of],
@@ -248,15 +244,10 @@ def _grow(
         "learning_rate": _RATE[name],
         "min_data_in_leaf": 5,
         "min_sum_hessian_in_leaf": 1.0,
-        "feature_fraction": 0.7,
         "lambda_l2": 2.0,
-        "verbosity": -1,
         "seed": 0,
-        "deterministic": True,
-        "num_threads": 1,
     }
-    data = lightgbm.Dataset(rows, np.zeros(len(rows)), params={"verbosity": -1})
-    return from_lightgbm(lightgbm.train(options, data, num_boost_round=trees))
+    return grow(rows, np.zeros(len(rows)), options, trees, "the training of rates")
 
 
 def _power(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:

@@ -4,7 +4,7 @@ The guess is the median of the runs for fitting; for classes, the class that mos
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -113,35 +113,31 @@ def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]
             "runs must include some for fitting and some for testing, of the machine whose host the rates know"
         )
     told = predicted(rates, test)
-    found = _times("step time", learn, test, told, lambda run: run.step_s, lambda one: one.step_s, NEUSIGHT)
-    found += _times("time on the GPU", learn, test, told, lambda run: run.gpu_s, lambda one: one.gpu_s)
+    found = _times("step time", "step_s", learn, test, told, NEUSIGHT)
+    found += _times("time on the GPU", "gpu_s", learn, test, told)
     hosted = [run for run in test if run.host_s]
     if hosted:
         others = [run for run in learn if run.host_s]
-        found += _times("time of the host", others, hosted, told, lambda run: float(run.host_s or 0), _host)
-    found += _times("power", learn, test, told, lambda run: run.power_w, lambda one: one.power_w)
+        found += _times("time of the host", "host_s", others, hosted, told)
+    found += _times("power", "power_w", learn, test, told)
     found += _shares(learn, test, told)
     return found + _classes(learn, test, told)
 
 
-def _host(one: Utilization) -> float:
-    return one.host_s
-
-
 def _times(
     figure: str,
+    field: str,
     learn: Sequence[ReadRun],
     test: Sequence[FollowedRun],
     told: Told,
-    truth: Callable[[ReadRun], float],
-    tell: Callable[[Utilization], float],
     published: tuple[float | None, float | None] = (None, None),
 ) -> list[UtilizationLine]:
-    guess = float(np.median([truth(run) for run in learn]))
+    guess = float(np.median([getattr(run, field) for run in learn]))
     found = []
     for name, several in [("all", test), *_kinds(test)]:
-        off = np.array([abs(tell(told[run.id]) / truth(run) - 1) for run in several])
-        constant = np.array([abs(guess / truth(run) - 1) for run in several])
+        truth = np.array([getattr(run, field) for run in several])
+        off = np.abs(np.array([getattr(told[run.id], field) for run in several]) / truth - 1)
+        constant = np.abs(guess / truth - 1)
         for words, share, others in (("median error", 0.5, published[0]), ("90th percentile", 0.9, published[1])):
             found.append(
                 UtilizationLine(

@@ -277,7 +277,7 @@ _OF_PROFILES = ("calls", "kernels", "names", "shapes", "launches")
 
 
 def follow(
-    configurations: Sequence[Mapping[str, Any]], kept: Path | None, notify: Notify | None = None
+    configurations: Sequence[Mapping[str, Any]], kept: Path | None, notify: Notify = lambda _: None
 ) -> dict[str, StepCalls]:
     """The steps of runs by their ids; those that the file `kept` lacks are followed now, and added to it."""
     found = {} if kept is None else _kept(kept)
@@ -291,8 +291,7 @@ def follow(
             if kept is not None:
                 with _appending(kept) as file:
                     file.write(json.dumps({"id": name, "step": _packed(found[name])}) + "\n")
-        if notify is not None:
-            notify(name)
+        notify(name)
     return found
 
 
