@@ -154,17 +154,14 @@ def _bound(call: dict[str, Any], name: str) -> Any:
         scores = args[1 if "backward" in operator else 0]["shape"]
         return scores[1] if len(scores) > 1 else scores[0]
     shape = args[0]["shape"] if args and is_tensor(args[0]) else []
-    if name == "indices" and isinstance(_given(call, name), list):
-        return list(shape)
+    if name == "indices":
+        names = [argument.name for argument in operator_of(call)._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **call["kwargs"]}
+        if isinstance(given.get(name), list):
+            return list(shape)
     if operator.startswith(("gather", "scatter", "index_")) and len(args) > 1 and isinstance(args[1], int) and shape:
         return shape[args[1]]
     return shape[0] if operator.startswith("embedding") and shape else None
-
-
-def _given(call: dict[str, Any], name: str) -> Any:
-    names = [argument.name for argument in operator_of(call)._schema.arguments]
-    place = names.index(name)
-    return call["args"][place] if place < len(call["args"]) else call["kwargs"].get(name)
 
 
 def _where_largest(args: list[Any]) -> None:

@@ -102,27 +102,22 @@ class ForkedHere:
 
     @property
     def at(self) -> str | None:
-        """The place of the last pause."""
         return self._messages.at
 
     @property
     def so_far(self) -> dict[str, Any] | None:
-        """The last answer given at a pause."""
         return self._messages.so_far
 
     @property
     def has_answered(self) -> bool:
-        """Whether the child has sent its answer or error."""
         return self._messages.final
 
     def read(self) -> None:
-        """Wait for messages of the child, and read them."""
         part = os.read(self._answers, 1 << 20)
         self._messages.add(part)
         self.is_silent = not part
 
     def go_on(self, line: str = "") -> None:
-        """Let the child continue from its pause with this line."""
         with suppress(BrokenPipeError):  # it has been killed
             rest = line.encode() + b"\n"
             while rest:

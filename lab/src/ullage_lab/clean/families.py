@@ -19,16 +19,6 @@ TEST_SHARE = 0.25
 # images and over text; chosen by the list of names, before anything was measured or fitted.
 _SALT = "families 9"
 _GENERATED = "ullage_lab.networks.generated:"
-
-
-@dataclass(frozen=True)
-class ModelFamily:
-    """A family's name, and its kind: cnn, transformer, mlp, or "other" if unknown."""
-
-    name: str
-    kind: str
-
-
 # Family, kind, and how the names of its models begin, after the source ("tv:", "timm:", "hf:"). The first that fits.
 _DRAWN_FIRST: tuple[tuple[str, str, str], ...] = (
     ("segmentation", "cnn", r"fcn_|deeplabv3|lraspp"),
@@ -141,6 +131,14 @@ _TEXT: tuple[tuple[str, str, str], ...] = (
 )
 _PATTERNS = tuple((family, kind, re.compile(pattern)) for family, kind, pattern in (*_DRAWN_FIRST, *_FRESH, *_TEXT))
 _FRESH_NAMES = {"mvit", *(family for family, _, _ in _FRESH)}
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A family's name, and its kind: cnn, transformer, mlp, or "other" if unknown."""
+
+    name: str
+    kind: str
 
 
 def family_of(row: Mapping[str, Any]) -> ModelFamily:

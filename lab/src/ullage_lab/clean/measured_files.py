@@ -38,6 +38,7 @@ NO_STATES = ("sgd",)  # optimizers that keep nothing from step to step
 SHARES = ("gract", "smact", "smocc", "drama", "tensor")
 COMPARED = ("step_s", "step_median", "host_s", "power_w", "energy_step_j")
 ROUNDING = 1.01  # counters of a GPU may be read a little over 1
+_FIELDS = tuple(ROW_KEYS.values())
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,6 @@ def share(value: float | None) -> float | None:
     return None if value is None or not 0 <= value <= ROUNDING else min(1.0, value)
 
 
-_FIELDS = tuple(ROW_KEYS.values())
-
-
 @dataclass
 class MeasuredLine:
     """A measured line, the file's word on the GPU and the versions, and the file's name."""
@@ -190,7 +188,6 @@ class MeasuredLine:
 
     @property
     def id(self) -> str:
-        """As the line says; a line without one has none."""
         return str(self.row.get("id", "?"))
 
 
@@ -205,7 +202,6 @@ class MergedRun:
 
     @property
     def lines(self) -> list[MeasuredLine]:
-        """The lines that the run is made of: one, or two."""
         apart = self.utilization is not None and self.utilization is not self.memory
         return [self.memory, self.utilization] if apart and self.utilization else [self.memory]
 

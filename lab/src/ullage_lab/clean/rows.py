@@ -28,6 +28,22 @@ from ullage_lab.clean.measured_files import (
 
 FEW = 150  # so many runs take less time than starting processes
 AT_ONCE = 16  # runs that a process is handed at a time
+Watching = Callable[[Iterable[Any], int], Iterable[Any]]
+_POSITIVE = {
+    "step_seconds": "step_s",
+    "step_q1": "step_q1",
+    "step_median": "step_median",
+    "step_q3": "step_q3",
+    "steps": "steps",
+    "host_seconds": "host_s",
+    "power_w": "power_w",
+    "energy_step": "energy_step_j",
+    "clock_mhz": "clock_mhz",
+    "ram_bytes": "ram_bytes",
+    "host_forward": "host_forward_s",
+    "host_backward": "host_backward_s",
+}
+_COUNTERS = ("pcie_rx", "pcie_tx", "cpu_percent", "host_busy", "host_stolen")
 
 
 def feature_rows(configurations: Sequence[str], processes: int | None = None) -> Iterator[dict[str, Any] | str]:
@@ -66,24 +82,6 @@ def feature_row(configuration: str) -> dict[str, Any] | str:
         return row_of(Model.from_row(json.loads(configuration)))
     except UllageError as error:
         return str(error).splitlines()[0]
-
-
-Watching = Callable[[Iterable[Any], int], Iterable[Any]]
-_POSITIVE = {
-    "step_seconds": "step_s",
-    "step_q1": "step_q1",
-    "step_median": "step_median",
-    "step_q3": "step_q3",
-    "steps": "steps",
-    "host_seconds": "host_s",
-    "power_w": "power_w",
-    "energy_step": "energy_step_j",
-    "clock_mhz": "clock_mhz",
-    "ram_bytes": "ram_bytes",
-    "host_forward": "host_forward_s",
-    "host_backward": "host_backward_s",
-}
-_COUNTERS = ("pcie_rx", "pcie_tx", "cpu_percent", "host_busy", "host_stolen")
 
 
 def clean(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CLASS_SIZES = {"classes_1gib": GIB, "classes_8gib": 8 * GIB}
 _SHARED = ("arch", "optimizer", "precision", "activation_function")
 _ENVIRONMENT = ("gpu", "torch", "cuda", "cudnn", "driver", "source")
+READ = ("step_seconds", "host_seconds", "gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_step")
+CHUNK = 500  # rows made into a frame at once: layers as Python objects are a hundred times larger than in the file
 
 
 def summarize(table: polars.DataFrame) -> dict[str, Any]:
@@ -31,9 +33,6 @@ def summarize(table: polars.DataFrame) -> dict[str, Any]:
         "families": {name: _family(table.filter(table["family"] == name)) for name in names},
         "readings": _readings(table.filter(table["step_seconds"].is_not_null())),
     }
-
-
-READ = ("step_seconds", "host_seconds", "gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_step")
 
 
 def _readings(table: polars.DataFrame) -> dict[str, Any]:
@@ -119,9 +118,6 @@ def read_parquet(file: Path, columns: Sequence[str] | None = None) -> polars.Dat
         told = (str(error).splitlines() or [""])[0].removesuffix(f": {file}")
         raise InvalidValue(f"{file} must be a Parquet file of 'ullage lab data clean': {told}") from None
     return table
-
-
-CHUNK = 500  # rows made into a frame at once: layers as Python objects are a hundred times larger than in the file
 
 
 @dataclass(frozen=True)

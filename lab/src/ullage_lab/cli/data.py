@@ -17,6 +17,19 @@ from ullage.units import format_bytes
 data = typer.Typer(
     help="Data sets for learned estimators: clean measured files, show.", no_args_is_help=True, rich_markup_mode="rich"
 )
+_BAR = 30  # characters of the longest bar
+_MOST_CLASSES = 48
+_FIGURES = {
+    "step_seconds": ("step, ms", 1000, 1),
+    "host_seconds": ("host's part of it, ms", 1000, 1),
+    "gract": ("GRACT, %", 100, 1),
+    "smact": ("SMACT, %", 100, 1),
+    "smocc": ("SMOCC, %", 100, 1),
+    "drama": ("DRAMA, %", 100, 1),
+    "tensor": ("tensor cores, %", 100, 1),
+    "power_w": ("power, W", 1, 0),
+    "energy_step": ("energy of a step, J", 1, 2),
+}
 
 
 @data.command()
@@ -38,9 +51,7 @@ def clean(
     Examples:
 
       ullage lab data clean cnn_measured.jsonl cnn_busy.jsonl --out cnn.parquet
-
       ullage lab data clean *.jsonl.gz --out h200.parquet --report dropped.json
-
       ullage lab data clean gpumemnet_mlp_a100.csv --out a100.parquet --json
     """
     from ullage_lab.clean.rows import clean as clean_files
@@ -101,10 +112,6 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-_BAR = 30  # characters of the longest bar
-_MOST_CLASSES = 48
-
-
 @data.command()
 def show(
     file: Annotated[Path, argument("A Parquet file written by 'ullage lab data clean'.", "FILE")],
@@ -118,9 +125,7 @@ def show(
     Examples:
 
       ullage lab data show h200.parquet
-
       ullage lab data show h200.parquet --family cnn
-
       ullage lab data show h200.parquet --json
     """
     from ullage.errors import UnknownName
@@ -161,19 +166,6 @@ def _overview(found: dict[str, Any]) -> Table:
     environment = [f"{name}: {', '.join(found[name])}" for name in ("gpu", "torch", "cuda", "cudnn", "driver")]
     table.caption = "; ".join(environment)
     return table
-
-
-_FIGURES = {
-    "step_seconds": ("step, ms", 1000, 1),
-    "host_seconds": ("host's part of it, ms", 1000, 1),
-    "gract": ("GRACT, %", 100, 1),
-    "smact": ("SMACT, %", 100, 1),
-    "smocc": ("SMOCC, %", 100, 1),
-    "drama": ("DRAMA, %", 100, 1),
-    "tensor": ("tensor cores, %", 100, 1),
-    "power_w": ("power, W", 1, 0),
-    "energy_step": ("energy of a step, J", 1, 2),
-}
 
 
 def _readings(kinds: dict[str, Any]) -> Table:

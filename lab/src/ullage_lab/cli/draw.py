@@ -59,7 +59,6 @@ def problems(
     Examples:
 
       ullage lab draw problems --random 1000 > problems.jsonl
-
       ullage lab draw problems --models 15m --configurations 200000 > problems.jsonl
     """
     from ullage_lab.draw.convolutions import problems_of_models, random_problems
@@ -102,11 +101,8 @@ def dataset(
     Examples:
 
       ullage lab draw dataset --family cnn --count 3000 --seed 1 --out cnn.jsonl
-
       ullage lab draw dataset --family real --count 400 --seed 3 --max-memory 16GiB --max-step 80ms --out real.jsonl
-
       ullage lab draw dataset --family real --count 200 --min-step 18ms --max-step 60ms --out busy.jsonl
-
       ullage lab draw dataset --family mlp --count 100 --seed 2 --ranges ranges.toml --max-memory 8GiB --out small.jsonl
     """
     from ullage_lab.draw.generated import DrawingLimits, draw, summary

@@ -77,15 +77,10 @@ def evaluate(
     Examples:
 
       ullage lab evaluate --truth h200_train_steps.jsonl --sample 300 --sample xmem=40 --resume out.jsonl
-
       ullage lab evaluate --truth realworld_a100.csv --estimators ullage,horus --report out.html
-
       ullage lab evaluate gpumemnet
-
       ullage lab evaluate gpuutilnet
-
       ullage lab evaluate utilization --resume steps.jsonl
-
       ullage lab evaluate gpumemnet --data gpumemnet_mlp_a100.csv --retrain
     """
     plan = RankingPlan(**ranking)

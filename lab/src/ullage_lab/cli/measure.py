@@ -61,7 +61,6 @@ def together(
     Examples:
 
       ullage lab measure together jobs.jsonl --sets 200 --seed 1 --out together.jsonl
-
       ullage lab measure together pairs.jsonl --how mps --seconds 3 --rounds 3
     """
     from ullage.jobs import read_rows
@@ -128,7 +127,6 @@ def calls(
     Examples:
 
       ullage lab measure calls --out rates.jsonl --stop-after 8m
-
       ullage lab measure calls --random 5 --dry-run
     """
     from ullage.jobs.model import rows_so_far
@@ -253,9 +251,7 @@ def dataset(
     Examples:
 
       ullage lab measure dataset cnn.jsonl --out cnn_measured.jsonl
-
       ullage lab measure dataset cnn.jsonl --out cnn_busy.jsonl --utilization --every 20 --seconds 1
-
       ullage lab measure dataset mlp.jsonl --out minute.jsonl --utilization --seconds 60 --raw logs/
     """
     if together > 1 and (utilization or raw):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ullage_lab.judge.worker import Record
 
 RANKING = "Ranking (with --truth)"
+_GIVE_WAY = ("MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,6 @@ def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]
 
 
 def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None]) -> tuple[list[Record], Following]:
-    """The answers, and how far the asking came."""
     from ullage.estimation.asking import ask
     from ullage_lab.judge.questions import answers, questions, read_answers
 
@@ -174,9 +174,6 @@ def _print_versions(console: Console, records: list[Record]) -> None:
     if old:
         which = ", ".join(f"{count} of {name}" for name, count in sorted(old.items()))
         console.print(f"answers by another version of this package: {which}", highlight=False)
-
-
-_GIVE_WAY = ("MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF")
 
 
 def _table(standings: list[Standing]) -> str:

@@ -56,7 +56,6 @@ def print_table7(lines: list[Table7Line], as_json: bool) -> None:
 
 
 def print_utilization(lines: list[UtilizationLine], together: list[SharingLine], as_json: bool) -> None:
-    """Print the figures next to a constant guess and published ones."""
     if as_json:
         print(json.dumps({"alone": [asdict(one) for one in lines], "together": [asdict(one) for one in together]}))
         return

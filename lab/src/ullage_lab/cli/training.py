@@ -29,8 +29,6 @@ Data = Annotated[
     Path, option("Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).", "FILE")
 ]
 Family = Annotated[str, option("Train for a family: mlp, cnn or transformer.", "NAME", complete=completion.families)]
-
-
 Out = Annotated[Path, option("Write the weights here.", "FILE.safetensors")]
 Kind = Annotated[
     str, option("mlp (an ensemble) or transformer.", "--architecture NAME", complete=completion.architectures)
@@ -63,7 +61,6 @@ def gpumemnet(
     Examples:
 
       ullage lab train gpumemnet --data h200.parquet --family cnn --out cnn.safetensors
-
       ullage lab train gpumemnet --data x.parquet --family mlp --architecture transformer --bin 2GiB --out w.safetensors
     """
     check_family(family)
@@ -123,7 +120,6 @@ def gpuutilnet(
     Examples:
 
       ullage lab train gpuutilnet --data benchmarks/data/generated_h200.parquet --out gpuutilnet.safetensors
-
       ullage lab evaluate gpuutilnet --weights gpuutilnet.safetensors
     """
     from dataclasses import replace
@@ -168,7 +164,6 @@ def utilization(
     Examples:
 
       ullage lab train utilization --data runs.parquet --rates rates.jsonl --resume steps.jsonl --out rates.safetensors
-
       ullage lab evaluate utilization --data runs.parquet --weights rates.safetensors --resume steps.jsonl
     """
     from ullage.performance.rates import packed
@@ -373,9 +368,7 @@ def convolutions(
     Examples:
 
       ullage lab train convolutions plans.jsonl --out tables --describe '{"gpu": "NVIDIA H200"}'
-
       ullage lab train convolutions plans.jsonl --held-out
-
       ullage lab train convolutions plans.jsonl --trials --out tables --describe '{"gpu": "NVIDIA H200"}'
     """
     from ullage.virtual.cudnn.workspaces import TRIAL_TREES

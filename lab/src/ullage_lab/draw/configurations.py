@@ -90,7 +90,6 @@ def names_of(source: str) -> list[str]:
 
 
 def native_side(name: str) -> int:
-    """The side of the images that a model of timm is made for."""
     import timm
 
     settings: Any = timm.get_pretrained_cfg(name)
@@ -124,7 +123,6 @@ def _ways(chance: random.Random) -> dict[str, Any]:
 
 
 def draw_transformer(chance: random.Random) -> dict[str, Any]:
-    """A model of transformers, by its class and its sizes, and how it is trained."""
     name, configuration, keys = chance.choice(_TRANSFORMERS)
     large = chance.random() < 0.15 and "kv" in keys
     hidden, layers, heads = chance.choice(_LARGE if large else _SHAPES)

@@ -48,6 +48,21 @@ _SMALL_BYTES, _SMALL_KEPT = 3_000_000, 0.4  # most draws within the limits are s
 _BYTES, _LARGE_BYTES = 500_000_000, 1_200_000_000
 _OPERATIONS, _LARGE_OPERATIONS = 60e9, 160e9
 _LARGEST_SIDE = 230
+_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+_BATCH = 2  # an input length of 2 in front marks the batch dimension
+BATCHES = {1: 2, 2: 3, 4: 5, 8: 7, 16: 9, 24: 2, 32: 10, 48: 3, 64: 9, 96: 3, 100: 1, 128: 7, 192: 1, 256: 4}
+_TYPE_WEIGHTS = {"f32": 1.0, "f16": 0.6, "bf16": 0.8}
+_LAYOUT_WEIGHTS = {"c": 1.0, "cl": 0.5}
+_RESOLUTIONS = (224, 256, 128, 192, 384, 160, 288, 96, 320, 64, 32, 512)
+_MOST_BYTES = 1_200_000_000
+_MOST_OPERATIONS = 300e9
+# Families of timm with no convolution but the first one.
+_PLAIN = re.compile(r"^(vit_|deit|beit|eva|mixer|gmlp|gmixer|resmlp|cait|xcit|swin|flexivit|naflex|samvit|test_|aimv2)")
+_EVERY_PLAIN = 12  # of those, one in so many
+_VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")
+_DENSE = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
+Build = Callable[[], torch.nn.Module]
+_LIKE_MODELS = 0.5  # of the random problems; the others have any whole numbers as channels and sides
 
 
 def random_layer(chance: random.Random) -> ConvolutionLayer:
@@ -153,21 +168,6 @@ def _drawn_layer(chance: random.Random) -> ConvolutionLayer:
     return ConvolutionLayer((entering, side, wide), weight, *pair, transposed, (0, 0), groups)
 
 
-_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
-_BATCH = 2  # an input length of 2 in front marks the batch dimension
-BATCHES = {1: 2, 2: 3, 4: 5, 8: 7, 16: 9, 24: 2, 32: 10, 48: 3, 64: 9, 96: 3, 100: 1, 128: 7, 192: 1, 256: 4}
-_TYPE_WEIGHTS = {"f32": 1.0, "f16": 0.6, "bf16": 0.8}
-_LAYOUT_WEIGHTS = {"c": 1.0, "cl": 0.5}
-_RESOLUTIONS = (224, 256, 128, 192, 384, 160, 288, 96, 320, 64, 32, 512)
-_MOST_BYTES = 1_200_000_000
-_MOST_OPERATIONS = 300e9
-# Families of timm with no convolution but the first one.
-_PLAIN = re.compile(r"^(vit_|deit|beit|eva|mixer|gmlp|gmixer|resmlp|cait|xcit|swin|flexivit|naflex|samvit|test_|aimv2)")
-_EVERY_PLAIN = 12  # of those, one in so many
-_VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")
-_DENSE = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
-
-
 class ConvolutionRecorder(TorchDispatchMode):
     """Notes the layers that a model's forward call dispatches."""
 
@@ -198,9 +198,6 @@ def _layer(args: Sequence[Any]) -> ConvolutionLayer:
         full(output_padding),
         groups,
     )
-
-
-Build = Callable[[], torch.nn.Module]
 
 
 def models() -> Iterator[tuple[str, Build, tuple[tuple[int, ...], ...]]]:
@@ -241,13 +238,14 @@ def collect(seconds: float, resolutions: int = 3) -> Counter[ConvolutionLayer]:
         others = chance.sample(shapes[1:], len(shapes) - 1)
         model = _on_meta(build)
         if model is None:
-            _say(f"{name}: not built")
+            print(f"{name}: not built", file=sys.stderr, flush=True)
             continue
-        chosen = list(dict.fromkeys([_default_input(model), *shapes[:1], *others]))
-        for shape in [shape for shape in chosen if shape is not None][:resolutions]:
+        settings = getattr(model, "default_cfg", None) or getattr(model, "pretrained_cfg", None)
+        usual = [tuple(settings["input_size"])] if settings else []
+        for shape in list(dict.fromkeys([*usual, *shapes[:1], *others]))[:resolutions]:
             total.update(_run(model, shape))
         if done % 50 == 0:
-            _say(f"{done} models, {len(total)} layers")
+            print(f"{done} models, {len(total)} layers", file=sys.stderr, flush=True)
         if time.monotonic() > end:
             break
     return total
@@ -262,15 +260,6 @@ def _on_meta(build: Build) -> torch.nn.Module | None:
             return build().to("meta")
         except Exception:
             return None
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-
-
-def _default_input(model: torch.nn.Module) -> tuple[int, ...] | None:
-    settings = getattr(model, "default_cfg", None) or getattr(model, "pretrained_cfg", None)
-    return tuple(settings["input_size"]) if settings else None
 
 
 def _run(model: torch.nn.Module, shape: tuple[int, ...]) -> set[ConvolutionLayer]:
@@ -310,9 +299,6 @@ def problems_of_models(seconds: float, configurations: int) -> list[ConvolutionP
     """Return the convolution problems of models' layers, collected for a limited time and number of configurations."""
     found = (problems_of(*one) for one in arrange(collect(seconds), configurations))
     return list(dict.fromkeys(problem for several in found for problem in several))
-
-
-_LIKE_MODELS = 0.5  # of the random problems; the others have any whole numbers as channels and sides
 
 
 def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:

@@ -24,6 +24,14 @@ from ullage.units import GIB, format_bytes
 MLP_FORMS = ("pyramid", "uniform", "bottleneck", "gradual")
 CNN_FORMS = ("pyramid", "uniform", "bottleneck", "gradual", "hourglass", "residual", "dense")
 TRANSFORMER_FORMS = ("encoder", "decoder", "hybrid")
+MOST_PARAMETERS = {"mlp": 200_000_000, "cnn": 330_000_000, "transformer": 3_200_000_000}
+MOST_SECONDS = 0.12  # of a step
+CLASS = {"mlp": GIB, "cnn": 8 * GIB, "transformer": 8 * GIB}
+MOST_CLASSES = {"mlp": 4, "cnn": 5, "transformer": 5}
+_TRIES = 3000
+# Form, optimizer and precision are drawn anew only after so many tries: else rejecting large designs would leave few
+# runs in 32 bits; and a class may be out of reach for some of them.
+_KEEP = 200
 
 
 def mlp_widths(form: str, inputs: int, outputs: int, hidden: int) -> list[int]:
@@ -399,16 +407,6 @@ def _weights(where: str, name: str, value: Any) -> dict[str, float]:
     return value
 
 
-MOST_PARAMETERS = {"mlp": 200_000_000, "cnn": 330_000_000, "transformer": 3_200_000_000}
-MOST_SECONDS = 0.12  # of a step
-CLASS = {"mlp": GIB, "cnn": 8 * GIB, "transformer": 8 * GIB}
-MOST_CLASSES = {"mlp": 4, "cnn": 5, "transformer": 5}
-_TRIES = 3000
-# Form, optimizer and precision are drawn anew only after so many tries: else rejecting large designs would leave few
-# runs in 32 bits; and a class may be out of reach for some of them.
-_KEEP = 200
-
-
 @dataclass(frozen=True)
 class DrawingLimits:
     """Limits of a run: bytes of GPU memory and seconds per step, as `Cost` counts them.
@@ -491,21 +489,21 @@ def _ways(chance: random.Random, known: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _row(
+    batch: int, model: str, arch: str, ways: dict[str, Any], settings: dict[str, Any], **sizes: Any
+) -> dict[str, Any]:
+    name = f"ullage_lab.networks.generated:{model}"
+    return {"arch": arch, "model": name, "batch": batch, **sizes, **ways, "settings": settings}
+
+
 def _mlp(chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str, Any]) -> tuple[dict[str, Any], Cost]:
     act = chance.choice(known["act"])
     inputs, classes = _whole(chance, known, "inputs"), _whole(chance, known, "classes")
     classes = max(known["classes"][0], min(classes, inputs // 4))  # as the authors: networks narrow towards the output
     widths = mlp_widths(arch, inputs, classes, _whole(chance, known, "hidden"))
     norm, dropout = _happens(chance, known, "with_batch_norm"), _rate(chance, known)
-    row = {
-        "arch": arch,
-        "model": "ullage_lab.networks.generated:mlp",
-        "batch": _whole(chance, known, "batch"),
-        "input": [inputs],
-        "classes": classes,
-        **ways,
-        "settings": {"widths": widths, "act": act, "batch_norm": norm, "dropout": dropout},
-    }
+    settings = {"widths": widths, "act": act, "batch_norm": norm, "dropout": dropout}
+    row = _row(_whole(chance, known, "batch"), "mlp", arch, ways, settings, input=[inputs], classes=classes)
     return row, mlp_cost(widths, classes, act, norm, dropout)
 
 
@@ -534,15 +532,8 @@ def _cnn(chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str
         "dropout": _rate(chance, known),
     }
     classes = _whole(chance, known, "classes")
-    row = {
-        "arch": arch,
-        "model": "ullage_lab.networks.generated:cnn",
-        "batch": _whole(chance, known, "batch"),
-        "input": [channels, side, side],
-        "classes": classes,
-        **ways,
-        "settings": settings,
-    }
+    batch = _whole(chance, known, "batch")
+    row = _row(batch, "cnn", arch, ways, settings, input=[channels, side, side], classes=classes)
     return row, cnn_cost(settings, side, classes)
 
 
@@ -585,15 +576,7 @@ def _transformer(
         "eager": _happens(chance, known, "eager"),
     }
     classes = _whole(chance, known, "classes")
-    row = {
-        "arch": arch,
-        "model": "ullage_lab.networks.generated:transformer",
-        "batch": _whole(chance, known, "batch"),
-        "seq": length,
-        "classes": classes,
-        **ways,
-        "settings": settings,
-    }
+    row = _row(_whole(chance, known, "batch"), "transformer", arch, ways, settings, seq=length, classes=classes)
     return row, transformer_cost(settings, length, classes)
 
 

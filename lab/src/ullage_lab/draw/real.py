@@ -5,6 +5,7 @@ first, then a model of it, so that large families are no more frequent than smal
 one forward pass on the meta device; batches that take more memory or time than allowed are not drawn.
 """
 
+import functools
 import json
 import random
 from typing import Any
@@ -138,23 +139,19 @@ def _seconds(cost: Cost, row: dict[str, Any], batch: int) -> float:
     return cost.seconds(batch, precision, family_of(row).kind == "cnn")
 
 
-_known: dict[str, Cost | None] = {}  # by what a cost depends on; `None` where the model does not run
-
-
 def counted(row: dict[str, Any]) -> Cost | None:
     """Return the cost of a run, by a forward pass on the meta device; `None` if the model cannot be built."""
     asked = {**row, "batch": _COUNTED, "opt": "sgd", "precision": "fp32", "ckpt": False, "channels_last": False}
-    key = json.dumps(asked, sort_keys=True)
-    if key not in _known:
-        _known[key] = _count(Model.from_row(asked))
-    return _known[key]
+    return _count(json.dumps(asked, sort_keys=True))
 
 
-def _count(configuration: Model) -> Cost | None:
+@functools.cache
+def _count(row: str) -> Cost | None:
     from torch.utils.flop_counter import FlopCounterMode
 
     from ullage_lab.estimators.fast.features import features
 
+    configuration = Model.from_row(json.loads(row))
     try:
         with FlopCounterMode(display=False) as counter:
             found = features(configuration)

@@ -36,14 +36,11 @@ class Sizes:
 def sizes(model: nn.Module, dtype: str = "float32") -> Sizes:
     if dtype not in SHARES:
         raise InvalidValue(f"dtype must be one of {', '.join(SHARES)}, got {dtype!r}")
-    held = {id(tensor): tensor.numel() * 4 for tensor in [*model.parameters(), *model.buffers()] if _counts(tensor)}
-    total = sum(held.values()) + sum(tensor.nbytes for tensor in model.buffers() if not _counts(tensor))
+    tensors = [*model.parameters(), *model.buffers()]
+    held = {id(tensor): tensor.numel() * 4 for tensor in tensors if tensor.is_floating_point()}
+    total = sum(held.values()) + sum(tensor.nbytes for tensor in model.buffers() if not tensor.is_floating_point())
     training = {"float32": 4 * total, "float16": 2 * total, "bfloat16": 2 * total}.get(dtype)
     return Sizes(dtype, _largest(model) // SHARES[dtype], total // SHARES[dtype], training)
-
-
-def _counts(tensor: object) -> bool:
-    return bool(getattr(tensor, "is_floating_point", lambda: False)())
 
 
 def _largest(model: nn.Module) -> int:

@@ -288,7 +288,6 @@ def folded(graph: GraphTensors, rounds: int = ROUNDS) -> GraphTensors:
 
 
 def _numbered(things: list[Any]) -> list[int]:
-    """A number for every different thing, in the order of their appearance."""
     numbers: dict[Any, int] = {}
     return [numbers.setdefault(thing, len(numbers)) for thing in things]
 
@@ -383,11 +382,6 @@ def network(path: Path = WEIGHTS) -> tuple[GraphNetwork, dict[str, Any]]:
     except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise InvalidValue(f"cannot read the weights of dnnperf in {path}: {error}") from None
     return made.eval(), card
-
-
-def predict(configuration: Model) -> StepPrediction:
-    """Memory and step time of a training run on an H200."""
-    return predict_graph(_graph(configuration))
 
 
 def predict_graph(graph: StepGraph, path: Path = WEIGHTS) -> StepPrediction:

@@ -17,6 +17,7 @@ from ullage_lab.judge.worker import Record
 OURS = "ullage"
 LOWEST_ERROR = 1e-4  # an error of 0 has no place on a logarithmic axis: it is drawn at the edge, and the axis says so
 HIGHEST_ERROR = 100.0
+_MARK = "<!--BODY-->"
 
 
 class Axis:
@@ -160,9 +161,6 @@ def _svg(width: float, height: float, parts: Sequence[str], label: str, kind: st
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" class="{kind}" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
-
-
-_MARK = "<!--BODY-->"
 
 
 def write(ranked: Sequence[tuple[TruthSet, list[Record]]], path: Path) -> None:

@@ -34,7 +34,9 @@ from ullage_lab.judge.worker import Record
 
 MENDED, PUBLISHED = "mended", "published"
 VARIANTS = (MENDED, PUBLISHED)
-REPLAY, RESERVED, PROCESS = "replay", "reserved", "process"
+REPLAY, RESERVED, PROCESS, OWN = "replay", "reserved", "process", "own"
+_history = lru_cache(maxsize=4)(History.load)
+MOST_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +114,6 @@ def _survives(file: Path, cap: int) -> bool:
     return survives(_history(file), cap)
 
 
-_history = lru_cache(maxsize=4)(History.load)
-
-
 def survives(history: History, cap: int) -> bool:
     """Return whether the requests of a history can all be served with `cap` bytes of segments.
 
@@ -141,10 +140,6 @@ def survives(history: History, cap: int) -> bool:
     return True
 
 
-OWN, PROCESS = "own", "process"
-MOST_REASONS = 5
-
-
 @dataclass(frozen=True, slots=True)
 class Errors:
     """Relative errors of a group of estimates; `bias` is the median with its sign, `under` the share too low."""
@@ -158,7 +153,6 @@ class Errors:
 
     @classmethod
     def of(cls, values: list[float]) -> "Errors | None":
-        """The summary of errors with their sign; `None` of none."""
         if not values:
             return None
         sizes = [abs(value) for value in values]
@@ -184,7 +178,6 @@ class Rounds:
 
     @classmethod
     def of(cls, judgements: list[Judgement], card: GPU) -> "Rounds | None":
-        """The summary of judgements; `None` of none."""
         if not judgements:
             return None
         by = dict(Counter(judgement.by or "first round" for judgement in judgements))
@@ -360,7 +353,6 @@ def shared_runs(records: Iterable[Record]) -> set[str]:
 
 
 def as_dict(truth: TruthSet, records: list[Record]) -> dict[str, Any]:
-    """A set's ranking as plain values, for JSON."""
     standings = rank(truth, [*records, *truth.published])
     return {
         "truth": truth.name,

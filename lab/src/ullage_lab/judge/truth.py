@@ -208,15 +208,10 @@ def _campaign(rows: list[dict[str, str]], campaign: str, column: str, gpu: str) 
         if reason:
             left_out[reason] += 1
             continue
-        published += _published(row, f"realworld-{number:02d}", gpu)
-        runs.append(
-            MeasuredRun(
-                id=f"realworld-{number:02d}",
-                row=_configuration(row),
-                family=row.get("family") or "other",
-                process=round(float(row[column]) * MIB),
-            )
-        )
+        run, process = f"realworld-{number:02d}", round(float(row[column]) * MIB)
+        published += _published(row, run, gpu)
+        family = row.get("family") or "other"
+        runs.append(MeasuredRun(id=run, row=_configuration(row), family=family, process=process))
     notes = [
         _WHOLE_GPU,
         "the two campaigns measured the same runs and disagree: in May 2025 most figures are 1 to 2 GB higher",
@@ -227,7 +222,6 @@ def _campaign(rows: list[dict[str, str]], campaign: str, column: str, gpu: str) 
 
 
 def _published(row: dict[str, str], run: str, gpu: str) -> list[Record]:
-    """The estimates in a row, as far as it has them."""
     found = []
     for column, (name, kind) in _PUBLISHED.items():
         if row.get(column) and float(row[column]) != _CAPPED_MIB:
@@ -263,16 +257,11 @@ def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
         elif name not in names:
             left_out["not a model of the timm that is installed"] += 1
         else:
-            published += _published(row, f"{row['model']}-{row['batch_size']}", gpu)
+            run, process = f"{row['model']}-{row['batch_size']}", round(float(row["actual_max_mib"]) * MIB)
+            published += _published(row, run, gpu)
             configuration = {"model": f"timm:{name}", "batch": int(row["batch_size"]), "opt": TIMM_OPTIMIZER}
-            runs.append(
-                MeasuredRun(
-                    id=f"{row['model']}-{row['batch_size']}",
-                    row=configuration | {"precision": "fp32"},
-                    family="timm",
-                    process=round(float(row["actual_max_mib"]) * MIB),
-                )
-            )
+            configuration |= {"precision": "fp32"}
+            runs.append(MeasuredRun(id=run, row=configuration, family="timm", process=process))
     notes = [
         _WHOLE_GPU,
         "assumed: fp32, the input size and classes that each model is made for",
@@ -309,7 +298,6 @@ def identity(configuration: Model) -> dict[str, Any]:
 
 
 def matching(configuration: Model, runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    """The runs that measured this configuration."""
     wanted, found = identity(configuration), []
     for run in runs:
         try:

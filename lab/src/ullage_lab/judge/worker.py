@@ -108,7 +108,6 @@ def ask_here(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(answer: Estimate) -> dict[str, Any]:
-    """Return the figures of an estimate that a record keeps."""
     return {
         "figure": answer.figure,
         "kind": answer.figure_kind,

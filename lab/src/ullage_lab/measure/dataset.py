@@ -27,6 +27,7 @@ SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
 MARGIN = GIB
 UNKNOWN_NEED = 30 * GIB
 TURNS = 5  # children that have made their first step when the first of them is read
+_OF_PLANS = ("iterations", "seconds", "readings", "raw")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,15 @@ class MeasurementSettings:
 
     @property
     def kind(self) -> str:
-        """Return the kind that a row of this plan records."""
         return "utilization" if self.utilization else "memory"
+
+    def log(self, order: dict[str, Any]) -> Path | None:
+        """Make the folder of a run's log, and return the log's path."""
+        if self.raw is None:
+            return None
+        folder = self.raw / str(order["id"])
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self.kind}.log"
 
 
 def measure_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> tuple[int, Rows]:
@@ -78,9 +86,6 @@ def checked_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> l
             extra = {"seconds": plan.seconds, "readings": plan.readings}
         checked.append({**row, "id": name, **extra, **({"raw": True} if plan.raw else {})})
     return checked
-
-
-_OF_PLANS = ("iterations", "seconds", "readings", "raw")
 
 
 def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Rows:
@@ -131,46 +136,50 @@ def _answers(
 
 def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any]]:
     """Return the runs of a plan, and the facts about the GPU. This process itself never touches CUDA."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import torch
+    header = prepare_forking()
+    import psutil
 
-    from ullage.virtual.compiler.without_dynamo import no_compiler
     from ullage_lab.measure import memory as memory_run
     from ullage_lab.measure import utilization as utilization_run
 
-    torch.set_num_threads(1)
-    no_compiler()
-    header = look_at_gpu()
+    kind = RunKind(
+        prepare=memory_run.prepare_memory,
+        run=memory_run.run_memory,
+        gpu_memory=need,
+        before_run=BASE,
+        host_memory=_host,
+        log=plan.log,
+    )
     if plan.utilization:
-        kind = RunKind(
+        kind = replace(
+            kind,
             prepare=utilization_run.prepare_utilization,
             run=utilization_run.run_utilization,
-            gpu_memory=need,
-            before_run=BASE,
             turns=TURNS if plan.readings == 1 else max(TURNS, plan.at_once // 3),
-            host_memory=_host,
-            log=_logs(plan),
             renew=None if plan.raw else utilization_run.renew,
-        )
-    else:
-        kind = RunKind(
-            prepare=memory_run.prepare_memory,
-            run=memory_run.run_memory,
-            gpu_memory=need,
-            before_run=BASE,
-            host_memory=_host,
-            log=_logs(plan),
         )
     runs = ParallelRuns(
         kind,
         total=max(GIB, header["free"] - SPARE),
         at_once=plan.at_once,
         timeout=plan.timeout + plan.seconds,
-        host_total=_host_total(),
+        host_total=int(psutil.virtual_memory().available * 0.75),
         retry=_is_doubtful,
     )
     return runs, {key: value for key, value in header.items() if key != "free"}
+
+
+def prepare_forking() -> dict[str, Any]:
+    """Import PyTorch with one thread, as forking wants it, and return the facts about the GPU."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import torch
+
+    from ullage.virtual.compiler.without_dynamo import no_compiler
+
+    torch.set_num_threads(1)
+    no_compiler()
+    return look_at_gpu()
 
 
 def import_models(rows: Sequence[dict[str, Any]]) -> None:
@@ -218,26 +227,9 @@ def _host(order: dict[str, Any]) -> int:
     return GIB + 6 * int(order.get("parameters") or 500_000_000)
 
 
-def _host_total() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available * 0.75)
-
-
 def _is_doubtful(answer: dict[str, Any]) -> bool:
     """Whether others may have been the reason: no memory left, too slow, or cached memory that had to be given back."""
     return "failed" in answer or "oom" in answer or bool(answer.get("retries"))
-
-
-def _logs(plan: MeasurementSettings) -> Any:
-    def log(order: dict[str, Any]) -> Path | None:
-        if plan.raw is None:
-            return None
-        folder = plan.raw / str(order["id"])
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / f"{plan.kind}.log"
-
-    return log
 
 
 def mend(out: Path, kind: str) -> set[str]:

@@ -12,6 +12,9 @@ from ullage_lab.measure.dataset import BASE, need
 
 Row = dict[str, Any]
 RESIDENTS = 40  # jobs that stay at a time; MPS serves 48
+SIZES = {2: 60, 3: 20, 5: 10, 7: 10}  # of a hundred sets
+UNIFORM = (1, 2, 3, 5, 7)  # copies of one job
+POOL_JOBS, POOL_SETS = 30, 60  # sets are drawn among jobs that stay together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +69,6 @@ def room(row: Row) -> int:
     """Return the GPU memory of a job: as measured if the row has a figure, otherwise the count and an allowance."""
     reserved = row.get("peak_reserved")
     return need(row) + BASE if reserved is None else int(reserved) + BASE
-
-
-SIZES = {2: 60, 3: 20, 5: 10, 7: 10}  # of a hundred sets
-UNIFORM = (1, 2, 3, 5, 7)  # copies of one job
-POOL_JOBS, POOL_SETS = 30, 60  # sets are drawn among jobs that stay together
 
 
 def sets_in(rows: Sequence[Row]) -> list[JobSet]:

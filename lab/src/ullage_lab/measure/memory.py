@@ -3,6 +3,7 @@
 The keys are those of `ullage measure`, so that the files go wherever those go.
 """
 
+import functools
 import gc
 import os
 import random
@@ -43,6 +44,10 @@ _RANDOM = (
     "xavier_uniform_",
     "xavier_normal_",
 )
+LEAST_STEPS = 2  # of the optimizer: its states come in the first, and a pass with them is the next
+# A GradScaler skips steps while its factor is too large, which it halves each time; it begins with 2 to the 16.
+MOST_SKIPPED = 12
+_TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
 
 
 def fill(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -71,13 +76,9 @@ def _bound(tensor: torch.Tensor) -> float:
     return float(longest**-0.5)
 
 
-_made: list[torch.Tensor] = []
-
-
+@functools.cache
 def _block() -> torch.Tensor:
-    if not _made:
-        _made.append(torch.rand(_BLOCK, generator=torch.Generator().manual_seed(0)) * 2 - 1)
-    return _made[0]
+    return torch.rand(_BLOCK, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 def on_gpu(model: nn.Module, low: torch.dtype | None = None, *, drawn: bool = False, device: str = "cuda") -> nn.Module:
@@ -116,12 +117,6 @@ def cheap_start() -> Iterator[None]:
             setattr(nn.init, name, function)
 
 
-LEAST_STEPS = 2  # of the optimizer: its states come in the first, and a pass with them is the next
-# A GradScaler skips steps while its factor is too large, which it halves each time; it begins with 2 to the 16.
-MOST_SKIPPED = 12
-_TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
-
-
 class EnoughSteps(Exception):
     """Ends the training loop."""
 
@@ -140,7 +135,6 @@ class PreparedMemoryRun:
 
 
 def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> PreparedMemoryRun:
-    """Make the context and the model."""
     began = time.perf_counter()
     torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
     nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid) if ask_nvml else None

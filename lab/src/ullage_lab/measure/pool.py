@@ -168,9 +168,6 @@ class ParallelRuns:
         taken = sum(self.kind.host_memory(run.row) for run in others)
         return taken + self.kind.host_memory(row) <= self.host_total
 
-    def _promised(self) -> int:
-        return sum(self.kind.before_run + run.promised for run in self._runs)
-
     def _in(self, *states: str) -> list[_Run]:
         return [run for run in self._runs if run.state in states]
 
@@ -183,7 +180,8 @@ class ParallelRuns:
         for run in [] if self._is_still else self._in("ready")[:LOOK_AHEAD]:
             others = self._in("running", "paused", "reading", "answered", "ended")
             wanted = min(self.kind.gpu_memory(run.row), self.total)
-            if any(other.promised for other in self._runs) and self._promised() + wanted > self.total:
+            promised = sum(self.kind.before_run + other.promised for other in self._runs)
+            if any(other.promised for other in self._runs) and promised + wanted > self.total:
                 continue
             run.promised, run.in_company = wanted, run.in_company or bool(others)
             for other in others:

@@ -15,6 +15,7 @@ Times are nanoseconds; `begin` and `launched` count from the entry before.
 
 import bisect
 import contextlib
+import functools
 import gc
 import itertools
 import json
@@ -39,6 +40,7 @@ _ENDLESS = 10**9
 _STEP = "ullage step"
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
+_WHOLE = ("aten::where", "aten::_fused_rms_norm")  # of which the form on GPUs has kernels of its own
 
 
 class _ProfiledSteps:
@@ -215,20 +217,14 @@ def _is_around_itself(events: Sequence[dict[str, Any]], number: int) -> bool:
     return False
 
 
-_WHOLE = ("aten::where", "aten::_fused_rms_norm")  # of which the form on GPUs has kernels of its own
-_composite: dict[str, bool] = {}
-
-
 def _has_kernels(name: str) -> bool:
     """Whether an operator is none that PyTorch takes apart above autograd."""
     if "::" not in name or name.startswith(("autograd::", "torch::autograd::")):
         return False
-    known = _composite.get(name)
-    if known is None:
-        known = _composite[name] = _is_composite(name)
-    return not known
+    return not _is_composite(name)
 
 
+@functools.cache
 def _is_composite(name: str) -> bool:
     space, _, word = name.partition("::")
     packet = getattr(getattr(torch.ops, space), word, None)

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -153,9 +154,6 @@ class _Worker:
             self._process.kill()
 
 
-# In the process.
-
-
 def answering(pipe: Connection) -> None:
     """Prepare and time calls from a pipe until it ends; first report how many calls are ready."""
     from ullage_lab.calls import unpacked
@@ -185,7 +183,6 @@ class _Bench:
         gc.freeze()
 
     def renew(self) -> None:
-        """Give all memory back."""
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -203,7 +200,7 @@ class _Bench:
                 if not waits(call):
                     with contextlib.suppress(RuntimeError):
                         graph = captured(self._stream, torch.cuda.graph_pool_handle(), sets, calls)
-                        return _Ready(row | {"how": "graph"}, _Replay(graph, sets), calls)
+                        return _Ready(row | {"how": "graph"}, partial(_replay, graph, sets), calls)
                 return _Ready(row | {"how": "loop"}, lambda: loop(sets, calls), calls)
         except (RuntimeError, AttributeError, TypeError, IndexError, ValueError, NotImplementedError) as error:
             if not still_works():
@@ -224,12 +221,5 @@ class _Bench:
         return one.row | {"gpu_us": round(1e3 * statistics.median(times) / one.calls, 3)}
 
 
-@dataclass(frozen=True)
-class _Replay:
-    """A graph, and the tensors that it reads."""
-
-    graph: Any
-    sets: Sequence[Any]
-
-    def __call__(self) -> None:
-        self.graph.replay()
+def _replay(graph: Any, sets: Sequence[Any]) -> None:
+    graph.replay()  # which reads the tensors of these sets

@@ -80,7 +80,8 @@ class CallTimer:
         gc.collect()
         torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()
-        self._keeper = self._capture([(torch.ops.aten.add.Scalar, [torch.zeros(1, device=self.device), 1], {})], 1)
+        addition = torch.ops.aten.add.Scalar, [torch.zeros(1, device=self.device), 1], {}
+        self._keeper = captured(self._stream, self._pool, [addition], 1)
 
     def measure(self, call: dict[str, Any], with_activity: bool = False) -> dict[str, Any]:
         with rounding(call):
@@ -102,7 +103,7 @@ class CallTimer:
         graph, calls = None, max(1, min(_MOST_CAPTURED, round(_GRAPH / guess / count))) * count
         if not waits(call):
             with contextlib.suppress(RuntimeError):
-                graph = self._capture(sets, calls)
+                graph = captured(self._stream, self._pool, sets, calls)
         run = graph.replay if graph is not None else lambda: loop(sets, calls)
         seconds = self._timed(run, calls, guess)
         figures |= {"how": "graph" if graph is not None else "loop", "gpu_us": _micro(seconds)}
@@ -133,9 +134,6 @@ class CallTimer:
         end.record()
         end.synchronize()
         return max(1e-6, float(begin.elapsed_time(end)) * 1e-3 / len(sets))
-
-    def _capture(self, sets: Sequence[Any], calls: int) -> Any:
-        return captured(self._stream, self._pool, sets, calls)
 
     def _timed(self, run: Callable[[], Any], calls: int, guess: float) -> float:
         run()
@@ -241,16 +239,15 @@ def loop(sets: Sequence[Any], calls: int) -> None:
 def waits(call: dict[str, Any]) -> bool:
     """Whether the host waits for the GPU in a call, or copies to or from it."""
     name = call["operator"].split(".")[1]
-    if name.startswith(_WAITS) and name != "linalg_vector_norm" or name in ("index", "index_put_") and _has_mask(call):
+    if name.startswith(_WAITS) and name != "linalg_vector_norm":
+        return True
+    indices = tensors_of(call["args"][1:2]) if name in ("index", "index_put_") else ()
+    if any(index["dtype"] in ("bool", "uint8") for index in indices):
         return True
     if "attention_backward" in name and any(isinstance(value, float) and value > 0 for value in call["args"]):
         return True  # a graph takes the state of dropout, which is on the host, for one on the GPU
     large = [value for value in tensors_of(call["args"]) if value.get("cpu") and value["shape"]]
     return bool(large) or any(value.get("cpu") for value in call["outputs"] if isinstance(value, dict))
-
-
-def _has_mask(call: dict[str, Any]) -> bool:
-    return any(value["dtype"] in ("bool", "uint8") for value in tensors_of(call["args"][1:2]))
 
 
 def _micro(seconds: float) -> float:
@@ -303,7 +300,6 @@ def measured(
 
 
 def still_works() -> bool:
-    """Whether the GPU still computes after an error."""
     try:
         torch.cuda.synchronize()
         return float(torch.ones(2, device="cuda").sum()) == 2.0

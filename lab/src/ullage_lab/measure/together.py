@@ -37,7 +37,7 @@ from ullage.units import GIB, format_bytes
 from ullage_lab.clean.schema import quartiles
 from ullage_lab.forking import ForkedHere, Pause
 from ullage_lab.measure.activity import activity_between
-from ullage_lab.measure.dataset import SPARE, appending, import_models, last_header, look_at_gpu
+from ullage_lab.measure.dataset import SPARE, appending, import_models, last_header, prepare_forking
 from ullage_lab.measure.job_sets import RESIDENTS, JobSet, Round, room, rounds
 from ullage_lab.measure.turns import joined, phases, slowdowns, step_alone_at
 
@@ -350,16 +350,9 @@ def _measured(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]], setting
 
 def prepare_here(jobs: Mapping[str, Row], left: Mapping[str, list[JobSet]]) -> dict[str, Any]:
     """Import the jobs' packages for every child, and read the facts about the GPU."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: forking wants one thread
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import torch
+    header = prepare_forking()
+    from ullage_lab.measure import utilization  # noqa: F401
 
-    from ullage.virtual.compiler.without_dynamo import no_compiler
-    from ullage_lab.measure import utilization as utilization_run  # noqa: F401
-
-    torch.set_num_threads(1)
-    no_compiler()
-    header = look_at_gpu()
     import_models([jobs[name] for name in {name for sets in left.values() for one in sets for name in one.jobs}])
     return header
 

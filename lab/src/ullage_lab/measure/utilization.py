@@ -45,6 +45,9 @@ MOST_HOST = 0.3  # seconds, from the third of them on; readings share it
 ENDLESS = 10**9
 _OF_THE_PROCESS = ("nvml_ctx", "nvml_end", "ram_bytes")
 _is_renewed = False
+_HOST = ("host_s", "host_forward_s", "host_backward_s")
+_SHARES = ("gract", "smact", "smocc", "drama", "tensor")
+_OF_EACH = ("step_s", "host_s", *_SHARES, "power_w")
 
 
 @dataclass
@@ -169,12 +172,14 @@ class Reading:
         return sum(self._times) > LEAST_WARMING_TIME and abs(after - before) <= STEADY * before
 
     def _end(self) -> None:
+        import psutil
+
         torch.cuda.synchronize()
         self.ended = time.perf_counter()
         self.host_busy, self.host_stolen = self._load.read()
         self.cpu_percent = 100 * (time.process_time() - self._cpu) / (self.ended - self.began)
         self.stack.close()
-        self.ram = _resident()
+        self.ram = int(psutil.Process().memory_info().rss)
         self._begin_host_step()
 
     def figures(self) -> dict[str, Any]:
@@ -215,11 +220,6 @@ class Reading:
             return {"host_s": None}
         parts = zip(*self._hosts, strict=True)
         return {name: quartiles(several)[1] for name, several in zip(_HOST, parts, strict=True)}
-
-
-_HOST = ("host_s", "host_forward_s", "host_backward_s")
-_SHARES = ("gract", "smact", "smocc", "drama", "tensor")
-_OF_EACH = ("step_s", "host_s", *_SHARES, "power_w")
 
 
 def of_readings(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -317,9 +317,3 @@ def renew() -> None:
 
 def _rounded(value: float | None, digits: int = 4) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def _resident() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)

@@ -26,7 +26,6 @@ def block(inputs: int, outputs: int, kernel: Any, dims: int = 2, **settings: Any
 
 
 def headed(body: nn.Module, channels: int, classes: int, dims: int = 2) -> nn.Module:
-    """A network that ends in classes."""
     pools = {1: nn.AdaptiveAvgPool1d, 2: nn.AdaptiveAvgPool2d, 3: nn.AdaptiveAvgPool3d}
     return nn.Sequential(body, pools[dims](1), nn.Flatten(), nn.Linear(channels, classes))
 

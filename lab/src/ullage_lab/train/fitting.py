@@ -27,8 +27,6 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast to train."""
-
     epochs: int = 30
     batch: int = 128
     rate: float = 3e-3

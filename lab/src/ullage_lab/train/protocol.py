@@ -23,6 +23,7 @@ from ullage_lab.train.fitting import SCHEDULES, Notify, Schedule, classes_of, fi
 from ullage_lab.train.folds import FOLDS, Indices, folds, held_out, key_of
 
 TARGET = "process_memory"
+BATCH = 256
 
 
 def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
@@ -156,9 +157,6 @@ def confusion(true: Sequence[int], told: Sequence[int]) -> tuple[list[int], list
     return names, confusion_matrix(true, told, labels=names).tolist()
 
 
-BATCH = 256
-
-
 @dataclass
 class Trained:
     """A network, its card, and how it did: a `Scores` a fold, and one on the test part."""
@@ -207,7 +205,15 @@ def train(
     network = fit(card, *examples.part(learn), plan, seed, notify)
     told = predicted(network, examples.part(test)[0])
     result = Trained(network, card, validation, scored(classes[test], told), test, learn, told)
-    _fill(card, result, examples)
+    card.rows = len(examples)
+    card.figures = {
+        "test": _rounded(result.test),
+        "validation": [_rounded(one) for one in result.validation],
+    }
+    card.versions = {f"measured with {name}": value for name, value in examples.versions.items()}
+    card.versions |= {"trained with torch": torch.__version__, "trained with python": platform.python_version()}
+    card.range = [int(examples.memory.min()), int(examples.memory.max())]
+    card.test = [examples.keys[place] for place in test.tolist()]
     return result
 
 
@@ -218,18 +224,6 @@ def predicted(network: torch.nn.Module, jobs: SummaryBatch) -> npt.NDArray[np.in
 def spread_over_bins(network: torch.nn.Module, jobs: Any) -> list[npt.NDArray[np.floating[Any]]]:
     pieces = torch.arange(len(jobs)).split(BATCH)
     return [probabilities(network, jobs.rows(piece)).numpy() for piece in pieces]
-
-
-def _fill(card: ModelCard, result: Trained, examples: Examples) -> None:
-    card.rows = len(examples)
-    card.figures = {
-        "test": _rounded(result.test),
-        "validation": [_rounded(one) for one in result.validation],
-    }
-    card.versions = {f"measured with {name}": value for name, value in examples.versions.items()}
-    card.versions |= {"trained with torch": torch.__version__, "trained with python": platform.python_version()}
-    card.range = [int(examples.memory.min()), int(examples.memory.max())]
-    card.test = [examples.keys[place] for place in result.test_rows.tolist()]
 
 
 def _rounded(scores: Scores) -> dict[str, float]:

@@ -19,6 +19,9 @@ Points = npt.NDArray[np.float64]
 MOST_POINTS = 1500
 # Light for little memory, dark for much: five stops between which colours are mixed.
 _STOPS = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
+_MARK = "<!--BODY-->"
+_NAMES = {"mlp": "ensemble of perceptrons", "transformer": "Transformer over layers"}
+_COLUMNS = ("accuracy", "precision", "recall", "f1", "f1_macro", "under", "over", "within_one")
 
 
 def projected(totals: npt.NDArray[np.float32], how: str, seed: int) -> Points:
@@ -127,10 +130,6 @@ def _range(name: int, width: int) -> str:
     return f"{format_bytes(name * width)} to {format_bytes((name + 1) * width)}"
 
 
-_MARK = "<!--BODY-->"
-_COLUMNS = ("accuracy", "precision", "recall", "f1", "f1_macro", "under", "over", "within_one")
-
-
 def write_report(result: Trained, examples: Examples, path: Path, *, tsne: bool = True) -> None:
     text = page(result, examples, tsne=tsne)
     try:
@@ -147,8 +146,9 @@ def page(result: Trained, examples: Examples, *, tsne: bool = True) -> str:
         f"{format_bytes(card.range[1])}; bins of {format_bytes(card.bin)}; {len(result.learn_rows)} rows to learn "
         f"from, {len(result.test_rows)} held out; seed {card.seed}"
     )
+    network = _NAMES.get(card.estimator, card.estimator)
     parts = [
-        f"<h1>gpumemnet: {escape(card.family)} data, {escape(_words(card.estimator))}</h1><p>{said}</p>",
+        f"<h1>gpumemnet: {escape(card.family)} data, {escape(network)}</h1><p>{said}</p>",
         _card("Scores", "scroll", _scores(result)),
         _card("Test part, true and told", "scroll", _confusion(result, examples)),
         _card("The data in two dimensions", "many", _data(result, examples, tsne)),
@@ -158,10 +158,6 @@ def page(result: Trained, examples: Examples, *, tsne: bool = True) -> str:
 
 def _card(title: str, kind: str, content: str) -> str:
     return f'<div class="card"><h2>{title}</h2><div class="{kind}">{content}</div></div>'
-
-
-def _words(estimator: str) -> str:
-    return {"mlp": "ensemble of perceptrons", "transformer": "Transformer over layers"}.get(estimator, estimator)
 
 
 def _scores(result: Trained) -> str:

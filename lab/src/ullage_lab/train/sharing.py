@@ -38,6 +38,9 @@ START = SharingRules(overlap=8.0, contention=1.0, crowding=0.1, closing=0.4, tur
 FITTED = ("overlap", "contention", "crowding", "closing", "turn_s", "switch_s")
 _LEAST = {"overlap": 1.0, "contention": 0.5, "crowding": 0.01, "closing": 0.01, "turn_s": 1e-4, "switch_s": 1e-6}
 _FIRST_STEP, _LEAST_STEP, _WORTH_IT = 0.5, 0.02, 0.001  # of the search, in logarithms, and what it must gain
+_DRAWN_AGAIN = 200
+_SHARES = ("gract", "smact", "smocc", "drama", "tensor")
+_LEAST_LOSS, _LEAST_TRUE_LOSS = 0.1, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +133,6 @@ def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
     return {how: fmean(found) for how, found in moved.items()}
 
 
-_DRAWN_AGAIN = 200
-
-
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
     """Return jobs as they were measured alone; of several readings, the one with the median step.
 
@@ -165,9 +165,6 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
             **{name: min(1.0, share) for name, share in busy.items()},
         )
     return found
-
-
-_SHARES = ("gract", "smact", "smocc", "drama", "tensor")
 
 
 def predicted_alone(
@@ -374,9 +371,6 @@ def loss_spread(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | 
             if one.is_test and told - 1 >= _LEAST_LOSS:
                 found.setdefault(one.how, []).append(math.log(max(true - 1, _LEAST_TRUE_LOSS) / (told - 1)))
     return {how: (quantiles(logs, n=25)[20] - quantiles(logs, n=25)[3]) / 2 for how, logs in found.items() if logs[1:]}
-
-
-_LEAST_LOSS, _LEAST_TRUE_LOSS = 0.1, 0.02
 
 
 def _slowdown(

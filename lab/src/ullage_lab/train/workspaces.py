@@ -327,7 +327,6 @@ def export(grown: Sequence[Any]) -> dict[str, Any]:
 
 
 def named_arrays(name: str, grown: Sequence[Any], formulas: Sequence[Formula]) -> dict[str, Any]:
-    """Trees and their formulas as the arrays of a file."""
     arrays = export(grown) | {"formulas": np.array(formulas, dtype=np.int64)}
     return {f"{name}_{part}": values for part, values in arrays.items()}
 
@@ -344,7 +343,6 @@ def has_odd_channels(problem: ConvolutionProblem) -> bool:
 
 
 def measured_part(rows: Iterable[tuple[ConvolutionProblem, int]]) -> Measured:
-    """Problems and their workspaces in columns."""
     problems, sizes = zip(*rows, strict=True)
     return Measured(list(problems), np.array(sizes, dtype=np.int64), [terms(problem) for problem in problems])
 
@@ -366,7 +364,6 @@ def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> 
 def _fit_direction(
     rows: Mapping[ConvolutionProblem, int], direction: str, trees: int, leaves: int, say: Callable[[str], None]
 ) -> tuple[list[Any], list[Formula]]:
-    """The trees and the formulas of one direction."""
     part = measured_part(rows.items())
     shares = find_formulas(part)
     labels, formulas = label(part, [formula for formula, _ in shares])

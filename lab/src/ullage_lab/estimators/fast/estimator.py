@@ -135,7 +135,6 @@ class Fast:
 
 
 def save(model: Fast, path: Path) -> None:
-    """Write the trees and their card; `load` gives them back."""
     from safetensors.numpy import save as packed
 
     arrays = model.middle.arrays("middle") | model.high.arrays("high")
@@ -143,7 +142,7 @@ def save(model: Fast, path: Path) -> None:
     write_weights(path, packed(arrays, facts))
 
 
-def load(path: Path) -> Fast:
+def load(path: Path = WEIGHTS) -> Fast:
     from safetensors import SafetensorError, safe_open
 
     try:

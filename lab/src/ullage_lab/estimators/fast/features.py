@@ -36,15 +36,6 @@ OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
 STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0, "nadam": 2}
 TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 2, "nadam": 2}
 ONE_BY_ONE = "adafactor"  # makes the temporaries of one weight after the other
-
-
-def optimizer_of(row: Mapping[str, Any]) -> tuple[str, bool]:
-    """The optimizer's name without its form, and whether it is the fused form."""
-    name = str(row.get("optimizer") or "adam").casefold()
-    plain = name.removesuffix("_fused").removesuffix("_foreach").removesuffix("_single")
-    return plain, name.endswith("_fused") or name.endswith("_single")
-
-
 # In this order: the first that matches a class's name.
 _KINDS = (
     ("attention", r"MultiheadAttention"),
@@ -59,6 +50,13 @@ _KINDS = (
     ("recurrent", r"LSTM|GRU|RNN"),
 )
 _ACTIVATION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
+
+
+def optimizer_of(row: Mapping[str, Any]) -> tuple[str, bool]:
+    """The optimizer's name without its form, and whether it is the fused form."""
+    name = str(row.get("optimizer") or "adam").casefold()
+    plain = name.removesuffix("_fused").removesuffix("_foreach").removesuffix("_single")
+    return plain, name.endswith("_fused") or name.endswith("_single")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +96,6 @@ class _Seen:
         """Note a tensor that autograd keeps; it stays alive, so that no other one gets its place."""
         self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
-
-    def attended(self, out: torch.Tensor, batch: int) -> None:
-        """Attention that is no module of its own."""
-        self.layers.append(("attention", out.numel() // batch, 0))
 
 
 def features(configuration: Model) -> Features:
@@ -149,12 +143,13 @@ def _observe(configuration: Model, model: nn.Module, task: Task, seen: _Seen, de
         for part in model.modules()
         if _is_layer(part)
     ]
+    batch = configuration.batch_size
     own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
     model.train(not configuration.inference)
     try:
-        inputs, targets = _moved(task.batch(configuration.batch_size), device)
+        inputs, targets = _moved(task.batch(batch), device)
         with (
-            cheap_kernels(lambda out: seen.attended(out, configuration.batch_size)),
+            cheap_kernels(lambda out: seen.layers.append(("attention", out.numel() // batch, 0))),
             torch.set_grad_enabled(not configuration.inference),
             torch.autograd.graph.saved_tensors_hooks(_keeping(seen), lambda nothing: nothing),
         ):
@@ -163,7 +158,7 @@ def _observe(configuration: Model, model: nn.Module, task: Task, seen: _Seen, de
             else:
                 out = task.forward(model, inputs, targets)
                 loss = task.loss(out, targets)
-                seen.output = sum(tensor.numel() for tensor in tensors_in(out)) // configuration.batch_size
+                seen.output = sum(tensor.numel() for tensor in tensors_in(out)) // batch
                 for tensor in (*tensors_in(out), *tensors_in(inputs), loss):  # alive through the backward pass
                     seen.keep(tensor)
     finally:

@@ -45,6 +45,10 @@ ITERATIONS = 3  # as in the papers: the first one also sets things up, the other
 TIMEOUT = 600.0  # seconds
 _SHARE = 0.8  # of the memory that is available at the start
 _LEFT = 0.04  # of the machine's memory that must stay free for everybody else
+NOTES = (
+    "the figure is the peak of the allocator's segments (reserved memory), without the CUDA context",
+    "requests are those of CPU kernels: cuBLAS and cuDNN workspaces and CUDA's choice of kernels are not in it",
+)
 
 
 class TooLarge(UllageError, RuntimeError):
@@ -152,12 +156,6 @@ def _training(request: dict[str, Any]) -> Callable[[], Any]:
         return lambda: train(configuration, ITERATIONS, device="cpu")
     function = function_named(":".join(request["function"]))
     return lambda: function("cpu")
-
-
-NOTES = (
-    "the figure is the peak of the allocator's segments (reserved memory), without the CUDA context",
-    "requests are those of CPU kernels: cuBLAS and cuDNN workspaces and CUDA's choice of kernels are not in it",
-)
 
 
 def supports(request: JobRequest) -> str | None:

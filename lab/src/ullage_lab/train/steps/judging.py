@@ -22,6 +22,10 @@ Told = Mapping[str, Utilization]
 # The median error and the 90th percentile of NeuSight's step times, over 26 training runs of Transformers.
 NEUSIGHT = (0.046, 0.164)
 AnyRun = TypeVar("AnyRun", bound=ReadRun)
+_WAITING, _LEAST_HOST = 0.75, 5
+# How far a run is from what its machine is said to take, and how far machines differ in their power.
+_OFF, _POWERS = 0.12, 0.05
+_WORDS = {"smact": "SMACT", "smocc": "SMOCC", "drama": "DRAMA", "tensor": "tensor cores"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +75,6 @@ def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
             f"at least {_LEAST_HOST} runs must wait for their host, to learn its speed, got {len(factors)}"
         )
     return rates.with_host(*host_speed(factors))
-
-
-_WAITING, _LEAST_HOST = 0.75, 5
-# How far a run is from what its machine is said to take, and how far machines differ in their power.
-_OFF, _POWERS = 0.12, 0.05
 
 
 def host_speed(factors: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -150,9 +149,6 @@ def _times(
                 )
             )
     return found
-
-
-_WORDS = {"smact": "SMACT", "smocc": "SMOCC", "drama": "DRAMA", "tensor": "tensor cores"}
 
 
 def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -> list[UtilizationLine]:

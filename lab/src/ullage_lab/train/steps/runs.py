@@ -24,6 +24,9 @@ _MEASURED = ("graph", "loop")
 _NOTHING_US = 0.5  # no kernel is as short: nothing ran, as with lists of no tensors
 _LEAST_SMACT = 0.25  # of a call whose SMOCC over SMACT is used
 READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
+_FEW, _USUAL_CALL, _PROFILED = 5, 1e-5, 3.0
+_WARPS, _BLOCKS, _REGISTERS, _SHARED, _RESERVED = 64, 32, 65536, 233_472, 1024  # of an SM of the H200; bytes of a block
+_OF_PROFILES = ("calls", "kernels", "names", "shapes", "launches")
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,6 @@ def calls_on_host(rates: Iterable[Path], profiles: Path | None) -> dict[str, flo
     return found
 
 
-_FEW, _USUAL_CALL, _PROFILED = 5, 1e-5, 3.0
-
-
 def _timed_on_host(rates: Iterable[Path]) -> dict[str, float]:
     """By `host_word`, of the machine with most calls; other machines count as well, as much faster as they are."""
     by_machine: dict[str, dict[str, list[float]]] = {}
@@ -199,9 +199,6 @@ def _profiled(row: Mapping[str, Any]) -> dict[str, list[tuple[float, float | Non
     return found
 
 
-_WARPS, _BLOCKS, _REGISTERS, _SHARED, _RESERVED = 64, 32, 65536, 233_472, 1024  # of an SM of the H200; bytes of a block
-
-
 def resident_warps(grid: Sequence[int], block: Sequence[int], registers: int | None, shared: int | None) -> float:
     """The share of an SM's warps that a kernel keeps there, by its launch.
 
@@ -254,7 +251,6 @@ def _passes(row: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[FollowedRun]:
-    """The runs whose step is known."""
     return [FollowedRun(**vars(run), work=StepWork.of(steps[run.id])) for run in runs if run.id in steps]
 
 
@@ -271,9 +267,6 @@ def configurations(rows: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -
 def profiled_runs(profiles: Path) -> list[dict[str, Any]]:
     found = (row for row in read_rows(profiles) if "names" in row)
     return [{key: value for key, value in row.items() if key not in _OF_PROFILES} for row in found]
-
-
-_OF_PROFILES = ("calls", "kernels", "names", "shapes", "launches")
 
 
 def follow(
