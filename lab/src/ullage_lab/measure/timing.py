@@ -80,7 +80,7 @@ class CallTimer:
         gc.collect()
         torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()
-        addition = torch.ops.aten.add.Scalar, [torch.zeros(1, device=self.device), 1], {}
+        addition: Any = torch.ops.aten.add.Scalar, [torch.zeros(1, device=self.device), 1], {}
         self._keeper = captured(self._stream, self._pool, [addition], 1)
 
     def measure(self, call: dict[str, Any], with_activity: bool = False) -> dict[str, Any]:
