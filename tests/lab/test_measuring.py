@@ -116,7 +116,7 @@ def test_raw_logs_lie_in_a_folder_a_configuration(tmp_path: Path, monkeypatch: p
             print("step 1")
             return {"peak_reserved": 3}
 
-        kind = RunKind(prepare=lambda order: order, run=run, gpu_memory=lambda order: 1, log=measuring._logs(plan))
+        kind = RunKind(prepare=lambda order: order, run=run, gpu_memory=lambda order: 1, log=plan.log)
         return ParallelRuns(kind, total=9, at_once=1, timeout=30), {}
 
     monkeypatch.setattr(measuring, "prepare_runs", make)
