@@ -52,6 +52,7 @@ GAPS = {"h200_trace": (1.2, 0.25), "h200_trace_long": (2.0, 1.0)}
 OLD_POLICY = {
     *GAPS,
     "h200_trace_detail",
+    "h200_traces_trial",
     "seed101_mps",
     "seed101_timeslice",
     "seed101_timeslice_admission",
