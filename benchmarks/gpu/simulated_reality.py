@@ -287,7 +287,8 @@ class Knowledge:
     def __init__(self, wanted: Recorded, others: Sequence[Recorded]) -> None:
         self.wanted = wanted
         alike = [other for other in others if other.named == wanted.named and other.told]
-        self.told = [each for other in alike or others for each in other.told]
+        # The scripts of traces with names take other steps; those without may be known from jobs alone.
+        self.told = [each for other in alike or (others if wanted.named else []) for each in other.told]
         self.told += [] if wanted.named and alike else alone()
         self.calm = [each for each in self.told if each.beside < ALONE]
         self.exclusive = [each for other in others if not other.in_detail for each in other.played("exclusive")]
