@@ -111,6 +111,7 @@ def a_job(**more):
         "gpus": 8,
         "promise": 39 << 30,
         "alone": False,
+        "estimating": None,
         "places": [0, 1],
         "over_promise": True,
         "used": 41 << 30,

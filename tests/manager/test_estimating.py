@@ -80,8 +80,13 @@ def test_a_failed_estimate_is_reported_and_its_job_is_unknown(home):
     home.options = ["--virtual", "2xA100-40GB"]
     home.settings += "[estimating]\ntimeout = 0.05\n"
     home.start()
-    (home.work / "train.py").write_text("")
-    job = home.wait(home.submit([sys.executable, "train.py"], memory=None))
+    (home.work / "train.py").write_text(
+        "import os, time\nwhile not os.path.exists('estimated'):\n    time.sleep(0.02)\n"
+    )
+    number = home.submit([sys.executable, "train.py"], memory=None)
+    home.until(lambda: home.job(number)["estimate"], "the note of the estimate")
+    (home.work / "estimated").touch()
+    job = home.wait(number)
     assert job["state"] == "done" and job["promise"] is None
     assert job["estimate"] == "not estimated: it took longer than 50 ms"
     assert job["attempts"][0]["exclusive"], "the default rule for unknowns is a GPU for itself"
@@ -579,7 +584,7 @@ def test_a_script_failing_by_itself_is_held_until_released(make_here, monkeypatc
 
 def test_a_site_may_start_what_fails_when_it_is_estimated(make_here, monkeypatch):
     Answers(monkeypatch, lambda: "train.py fails: ValueError")
-    here = make_here(estimating={"failed": "run"})
+    here = make_here(estimating={"failed": "run", "wait": True})
     job = {"command": ["false"], "model": "x:y", "cwd": "/", "estimator": "ullage"}
     Answers(monkeypatch, lambda: "it fails")
     number = here.call("submit", job=job, key="a job that fails")["jobs"][0]

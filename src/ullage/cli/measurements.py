@@ -12,7 +12,6 @@ from ullage.cli import completion
 from ullage.cli.measured_files import appended, existing, measured_before, say_left
 from ullage.cli.options import Json, MeasuredGpu, ScriptArguments, argument, option
 from ullage.errors import InvalidValue, UllageError, UnknownName
-from ullage.jobs import Model, read_rows, train
 from ullage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -165,6 +164,7 @@ def _ask_about(problems: "Sequence[ConvolutionProblem]", out: Path, workers: int
 
 
 def _orders(what: Path, args: list[str], histories: Path | None, steps: int) -> "list[RunRequest]":
+    from ullage.jobs import read_rows
     from ullage.measuring.runs import RunRequest, read_runs
 
     existing(what)
@@ -210,6 +210,7 @@ def diff(
 
       ullage diff d0149 --truth h200_train_steps.jsonl
     """
+    from ullage.jobs import Model, read_rows, train
     from ullage.measuring.differences import first_difference, recorded_requests, virtual_requests
 
     rows = {str(line.get("id")): line for line in read_rows(truth)}

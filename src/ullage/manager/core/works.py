@@ -76,10 +76,10 @@ def _is_sensible(made: Utilization) -> bool:
     shares = dict.fromkeys(("smact", "smocc", "drama", "tensor"), 1.0)
     most = shares | {"power_w": _MOST_WATTS} | dict.fromkeys(("step_s", "gpu_s", "host_s"), _LONGEST_STEP)
     for spec in fields(made):
-        value, kind = getattr(made, spec.name), str(spec.type)
-        if kind == "bool" and type(value) is not bool:
+        value = getattr(made, spec.name)
+        if spec.type is bool and type(value) is not bool:
             return False
-        if not kind.startswith(("int", "float")) or value is None and spec.default is None:
+        if spec.type not in (int, float, int | None, float | None) or value is None and spec.default is None:
             continue
         if type(value) not in (int, float) or not 0 <= value <= most.get(spec.name, _LARGEST):
             return False
