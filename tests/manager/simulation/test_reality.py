@@ -126,6 +126,21 @@ def test_who_won_in_reality(replays, name):
     assert min(seconds, key=seconds.__getitem__) == next(iter(seconds)), "the first in the list won"
 
 
+def test_who_won_on_the_traces_with_names(replays):
+    """The policy as it is now: what it did in reality stays recorded, whatever the simulator makes of it."""
+    ten = "magm/monitoring.window=10s"
+    seconds = {
+        "small-heavy": {"ullage": 45, ten: 55, "magm": 77},
+        "small-known": {"ullage": 39, ten: 40},
+        "long-known": {"ullage": 72, ten: 72},
+        "large-known": {"ullage": 62, ten: 72},
+    }
+    runs = {name: simulated_reality.named(replays.traces, name).runs for name in seconds}
+    assert {
+        name: {run: round(row["makespan_s"]) for run, row in recorded.items()} for name, recorded in runs.items()
+    } == seconds
+
+
 def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(replays, found):
     """Without it, the runs in which the GPU is full come out far too short."""
     deaf = list(replays.rows(replace(simulated_reality.WORLD, interference=False)))
