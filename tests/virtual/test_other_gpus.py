@@ -252,3 +252,14 @@ def test_cards_of_one_name_have_plans_of_their_own():
     dispatch._plans.clear()
     assert peak(card) != alone
     assert peak(changed) == alone
+
+
+def test_a_card_that_says_nothing_chooses_kernels_as_an_h200():
+    silent = replace(find_gpu("H200"), sms=None, max_threads_per_sm=None, compute_capability=None)
+
+    def taken_by_a_sum(card):
+        with ullage.virtual_gpu(card) as gpu:
+            x = torch.empty(4096 * 4096, device="cuda")
+            return requests_of(gpu, x.sum)
+
+    assert taken_by_a_sum(silent) == taken_by_a_sum("H200")

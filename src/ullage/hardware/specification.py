@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 # What a card is taken for that does not say: the H200, on which kernels were measured.
-MEASURED_CAPABILITY, _MEASURED_SHARED_KIB = (9, 0), 228
+MEASURED_CAPABILITY, _MEASURED_SHARED_KIB, _MEASURED_SMS, _MEASURED_THREADS = (9, 0), 228, 132, 2048
 
 # The minor number only matters where one major number covers two generations.
 _GENERATIONS = {
@@ -89,6 +89,16 @@ class GPU:
     def shared_memory_kib(self) -> int:
         """The shared memory of a multiprocessor by which kernels are chosen; where it is not known, the H200's."""
         return self.shared_memory_per_sm_kib or _MEASURED_SHARED_KIB
+
+    @property
+    def multiprocessors(self) -> int:
+        """The number of multiprocessors by which kernels are chosen; where it is not known, the H200's."""
+        return self.sms or _MEASURED_SMS
+
+    @property
+    def threads_per_sm(self) -> int:
+        """The threads that a multiprocessor holds; where it is not known, as on the H200."""
+        return self.max_threads_per_sm or _MEASURED_THREADS
 
     @property
     def is_mig(self) -> bool:

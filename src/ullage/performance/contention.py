@@ -37,7 +37,7 @@ class SharingRules:
       those take.
     - `closing`: how far third jobs close the gaps between the kernels of another one, under MPS; 0 is not at all.
     - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
-    - `idle_w`: what the GPU draws while nothing runs on it.
+    - `idle_w`: what jobs that share a GPU draw once, as fitted; `data_sheet.WAITING_W` is what was measured.
     """
 
     overlap: float

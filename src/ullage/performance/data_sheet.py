@@ -26,13 +26,11 @@ SHORTEST_KERNEL_S = 1.2e-6  # rates
 LAUNCHES_HOST_S = 15e-6  # by Python code in FSDP
 CHOICES_HOST_S = 5e-6  # by code of the compiler
 
-# From a launch to the beginning of its kernel.
-RATES_LATENCY_S = 8e-6
-LAUNCHES_LATENCY_S = 5e-6
+# From a launch to the beginning of its kernel on a GPU that waits for it: by the rates' fit.
+LATENCY_S = 8e-6
 
 # Cards of which the catalogue has no rate.
-RATES_UNKNOWN_TFLOPS = 20.0  # of arithmetic in float32
-CHOICES_UNKNOWN_TFLOPS = 50.0  # on tensor cores
+UNKNOWN_TFLOPS = 20.0  # of arithmetic in float32; on tensor cores it is that of float32 then, if the catalogue has it
 UNKNOWN_BANDWIDTH = 1000.0  # GB/s
 
 # Watts of an H200 as measured: without a process, and with processes that do nothing. The intercepts of two fits are

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from ullage.performance.data_sheet import RATES_LATENCY_S
+from ullage.performance.data_sheet import LATENCY_S
 from ullage.performance.rates import HOST_PARTS, Floats, of_call
 
 _OF_LAUNCHES = ("lists", "listed_tensors", "optimizer_calls", "waits")  # parts that belong to single launches
@@ -88,7 +88,7 @@ class Launches:
         starts = np.array([until[begin - 1] if begin else 0.0 for begin in begins])
         ends = np.array(self._ends) - 1
         works = after[ends]
-        busy = both - works + RATES_LATENCY_S * (both > until[ends] + works)
+        busy = both - works + LATENCY_S * (both > until[ends] + works)
         return float((np.maximum(busy, until[ends]) - starts).sum())
 
     def host_factor(self, host: Floats, gpu: Floats, seconds: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ullage.hardware.specification import GPU
-from ullage.performance.data_sheet import RATES_SHARE, RATES_UNKNOWN_TFLOPS, SHORTEST_KERNEL_S, UNKNOWN_BANDWIDTH
+from ullage.performance.data_sheet import RATES_SHARE, SHORTEST_KERNEL_S, UNKNOWN_BANDWIDTH, UNKNOWN_TFLOPS
 from ullage.performance.sequential_kernels import Serial, serial_of
 
 _NAMES_BY_SIZE = {
@@ -61,11 +61,16 @@ class Work:
         return max(moving, computing, SHORTEST_KERNEL_S)
 
     def rate(self, gpu: GPU) -> float:
-        plain = gpu.fp32_tflops or RATES_UNKNOWN_TFLOPS
-        if self.dtype in _NARROW:
-            of_type = gpu.bf16_tflops if self.dtype == "bfloat16" else gpu.fp16_tflops
-            return 1e12 * (of_type or gpu.fp16_tflops or plain)
-        return 1e12 * ((gpu.tf32_tflops or plain) if self.tf32 else plain)
+        return rate_of(gpu, self.dtype, self.tf32)
+
+
+def rate_of(gpu: GPU, dtype: str, tf32: bool) -> float:
+    """The floating-point operations that a GPU does in a second by its data sheet, on tensor cores where it can."""
+    plain = gpu.fp32_tflops or UNKNOWN_TFLOPS
+    if dtype in _NARROW:
+        of_type = gpu.bf16_tflops if dtype == "bfloat16" else gpu.fp16_tflops
+        return 1e12 * (of_type or gpu.fp16_tflops or plain)
+    return 1e12 * ((gpu.tf32_tflops or plain) if tf32 else plain)
 
 
 def bandwidth_of(gpu: GPU) -> float:

@@ -12,7 +12,7 @@ import time
 import torch
 
 from ullage.allocator import CachingAllocator
-from ullage.allocator.blocks import Block
+from ullage.allocator.blocks import NO_LIMIT, Block
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.estimators.answer import answer, supports_names
 from ullage.estimation.estimators.registry import estimator
@@ -52,7 +52,6 @@ def record(configuration: Model, gpu: GPU) -> ComputationGraph:
     return recorder.graph
 
 
-WITHOUT_LIMIT = 1 << 46
 STEPS = 2  # the optimizer's states come with the first step; the peak is in the second
 # Values of the optimizer's state a parameter; an optimizer that is not here counts as Adam.
 STATES = {"SGD": 0, "sgd": 0, "sgdm": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2}
@@ -63,7 +62,7 @@ class TrainingWalk:
 
     def __init__(self, graph: ComputationGraph) -> None:
         self.graph = graph
-        self.allocator = CachingAllocator(WITHOUT_LIMIT)
+        self.allocator = CachingAllocator(NO_LIMIT)
         self.peak: dict[str, int] = {}
         self._now = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), 0)
         self._highest = 0

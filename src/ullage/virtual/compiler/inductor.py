@@ -17,10 +17,10 @@ from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves
 
 from ullage.hardware import GPU
-from ullage.performance.data_sheet import CHOICES_HOST_S, CHOICES_SHARE, CHOICES_UNKNOWN_TFLOPS
-from ullage.performance.work import bandwidth_of
+from ullage.performance.data_sheet import CHOICES_HOST_S, CHOICES_SHARE
+from ullage.performance.work import bandwidth_of, rate_of
 from ullage.units import MIB
-from ullage.virtual.call.plan import LOW_PRECISION, span_of_elements, tf32_for_products
+from ullage.virtual.call.plan import span_of_elements, tf32_for_products
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 
@@ -227,11 +227,9 @@ class Clock(_python_dispatch.TorchDispatchMode):
         return seconds
 
     def _product(self, left: torch.Tensor, right: torch.Tensor) -> float:
-        gpu, of_float = self._gpu, self._gpu.tf32_tflops if tf32_for_products() else self._gpu.fp32_tflops
-        of_half = gpu.bf16_tflops or gpu.fp16_tflops
-        rate = (of_half if left.dtype in LOW_PRECISION else of_float) or CHOICES_UNKNOWN_TFLOPS
         on_tensor_cores = left.dtype is not torch.float32 or tf32_for_products()
+        rate = rate_of(self._gpu, str(left.dtype).removeprefix("torch."), on_tensor_cores)
         even = 16 // left.element_size()
         if on_tensor_cores and any(size % even for size in (*left.shape[-2:], right.shape[-1])):
             rate *= _ODD_SIZES
-        return 2 * left.numel() * right.shape[-1] / (1e12 * CHOICES_SHARE * rate)
+        return 2 * left.numel() * right.shape[-1] / (CHOICES_SHARE * rate)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ullage.hardware import GPU
-from ullage.performance.data_sheet import LAUNCHES_HOST_S, LAUNCHES_LATENCY_S, LAUNCHES_SHARE_OF_LEAST_TIME
+from ullage.performance.data_sheet import LATENCY_S, LAUNCHES_HOST_S, LAUNCHES_SHARE_OF_LEAST_TIME
 from ullage.performance.work import work_of
 
 # Seconds of the host, by the times of all requests of 14 trainings with FSDP1, alone on an H200, and what was called in
@@ -49,7 +49,7 @@ class LaunchClock:
             return
         self._wait_for_room()
         stream = self._stream()
-        done = self._done[stream] = max(self._done.get(stream, 0.0), self.host + LAUNCHES_LATENCY_S) + costs[1]
+        done = self._done[stream] = max(self._done.get(stream, 0.0), self.host + LATENCY_S) + costs[1]
         self._launched.append(done)
 
     def _wait_for_room(self) -> None:

@@ -67,7 +67,7 @@ def flash_forward(call: Call) -> Plan:
     steps = Steps().output(0, 1)
     splits = 1
     if not call.argument(3, "dropout_p", 0.0):
-        splits = _splits(batch * heads * ceil_div(length, 64), key.shape[2], size, 2 * (call.gpu.sms or 1))
+        splits = _splits(batch * heads * ceil_div(length, 64), key.shape[2], size, 2 * call.gpu.multiprocessors)
     if splits > 1:
         rows = splits * batch * heads * length
         steps.temporary(rows * 4, rows * _rounded_head(size) * 4)
@@ -107,7 +107,7 @@ def flash_backward(call: Call) -> Plan:
     copies = [_transposed_copy(tensor) for tensor in (call.args[0], call.args[4])]  # of the gradient and the output
     rows = round_up(length, 128)
     padded = _rounded_head(size)
-    sums = ceil_div(call.gpu.sms or 1, batch * heads) if is_deterministic() else 1
+    sums = ceil_div(call.gpu.multiprocessors, batch * heads) if is_deterministic() else 1
     steps = Steps().temporary(*copies).output(0, 1, 2)
     steps.temporary(batch * heads * rows * 4, sums * batch * rows * heads * padded * 4)
     if key.shape[1] != heads:  # grouped heads: dK and dV of every query head, summed afterwards

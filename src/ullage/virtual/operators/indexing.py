@@ -193,7 +193,7 @@ def add_segment_sums(
 def _adds_atomically(call: Call, segments: int, parts: int, columns: int) -> bool:
     warped = round_up(columns, 32)
     blocks = ceil_div(segments * warped, min(warped, _BLOCK))
-    few = blocks < (call.gpu.sms or 1) * _ATOMIC_BLOCKS
+    few = blocks < call.gpu.multiprocessors * _ATOMIC_BLOCKS
     return few and parts > 4 * blocks and not torch._C._get_deterministic_algorithms()
 
 

@@ -91,7 +91,7 @@ def grouped_product(call: Call) -> Plan:
         return steps.plan(out)
     pointers = (groups + groups % 2) * 3 * _POINTER
     arguments = pointers + groups * (3 * _STRIDE + _PROBLEM_SIZE)
-    workspace = _TENSOR_MAPS * (call.gpu.sms or 1)
+    workspace = _TENSOR_MAPS * call.gpu.multiprocessors
     return steps.temporary(arguments, workspace).plan(out)
 
 

@@ -77,7 +77,7 @@ def _backward(
         contiguous(tensor) if wanted else None for tensor, wanted in zip((source, *parameters), mask, strict=True)
     ]
     rows = source.numel() // max(1, columns)
-    sms = call.gpu.sms or 1
+    sms = call.gpu.multiprocessors
     in_parts = rows > _MANY_ROWS and columns // _BLOCK_WIDTH < sms // 2
     wanted = [place for place, output in enumerate(outputs) if output is not None and place > 0]
     if mask[0]:

@@ -297,7 +297,7 @@ class _Networks:
         if dropout > 0 and train and self._dropout_state is None:
             spec, memory = self._gpu.spec, self._gpu.memory
             memory.take_in_turn(8)
-            size = (spec.sms or 1) * (spec.max_threads_per_sm or 2048) * _STATE_A_THREAD
+            size = spec.multiprocessors * spec.threads_per_sm * _STATE_A_THREAD
             self._dropout_state = memory.tensor((size,), (1,), torch.uint8, size)
         return self._dropout_state
 

@@ -120,7 +120,7 @@ class RecurrentNetwork:
         """RNN.cpp, use_persist_device_heuristics: not on Turing, 8.6, and cards of fewer than 98 multiprocessors."""
         capability, sms = MEASURED_CAPABILITY, _PERSISTENT_SMS
         if self.gpu is not None:
-            capability, sms = self.gpu.capability, self.gpu.sms or sms
+            capability, sms = self.gpu.capability, self.gpu.multiprocessors
         if capability[0] == 7 and capability != (7, 5):
             even = (self.batch % 16 == 0 and self.batch not in (80, 112)) or self.batch == 8
             return even and any(self.steps >= steps and self.batch <= most for steps, most in _VOLTA_PERSISTS)

@@ -215,7 +215,7 @@ def add_buffers(
     """Add the buffers of a reduction to the steps of a plan: they live as long as its kernel."""
     whole = iterate(source.shape, source.stride(), dims, source.dtype.itemsize, out_itemsize)
     for part in split_to_32_bits(whole):
-        sizes = buffer_sizes(part, kind, call.gpu.sms or 1, call.gpu.max_threads_per_sm or 2048)
+        sizes = buffer_sizes(part, kind, call.gpu.multiprocessors, call.gpu.threads_per_sm)
         if sizes is not None:
             steps.temporary(*sizes).free(-1, -2)
 

@@ -24,7 +24,7 @@ def split_copy(call: Call) -> Plan:
     dim = call.argument(2, "dim", 0) % source.dim()
     chunks = source.shape[:dim].numel()
     lengths = [size * source.stride(dim) * source.element_size() for size in sizes]
-    most = (call.gpu.sms or 1) * (call.gpu.max_threads_per_sm or 2048) // _BLOCK * 2
+    most = call.gpu.multiprocessors * call.gpu.threads_per_sm // _BLOCK * 2
     factor = ceil_div(sum(ceil_div(length, _TILE) for length in lengths) * chunks, most)
     rounds = ceil_div(factor, max(1, min(math.ceil(math.sqrt(factor)), chunks)))
     blocks = sum(ceil_div(length, _TILE * max(1, rounds)) for length in lengths)

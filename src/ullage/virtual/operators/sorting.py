@@ -99,7 +99,7 @@ def reduce(count: int, itemsize: int, gpu: GPU) -> int:
     """cub::DeviceReduce: one number for each block of a full card, unless one block does it all."""
     if count <= 256 * 16:
         return 1
-    blocks = (gpu.sms or 1) * ((gpu.max_threads_per_sm or 2048) // 256)
+    blocks = gpu.multiprocessors * (gpu.threads_per_sm // 256)
     return _packed(blocks * 5 * itemsize)
 
 
@@ -225,7 +225,7 @@ def topk(call: Call) -> Plan:
 
 def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int, length: int) -> None:
     """TensorTopK.cu, mbtopk::launch: what the blocks of a row count together."""
-    blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * (call.gpu.sms or 1)
+    blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * call.gpu.multiprocessors
     items = min(max(ceil_div(length * rows, blocks_at_once * _THREADS), _FEWEST_ITEMS), _MOST_ITEMS)
     blocks = rows * ceil_div(length, items * _THREADS)
     taken = (

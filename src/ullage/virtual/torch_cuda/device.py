@@ -37,7 +37,7 @@ class _CudaDeviceProperties:
         self.warp_size = 32
         self.L2_cache_size = int((spec.l2_mib or 4) * MIB)
         self.max_threads_per_block = 1024
-        self.max_threads_per_multi_processor = spec.max_threads_per_sm or 2048
+        self.max_threads_per_multi_processor = spec.threads_per_sm
         self.regs_per_multiprocessor = 65536
         self.shared_memory_per_block = 48 * KIB
         self.shared_memory_per_multiprocessor = shared
