@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.manager.slurm.private_slurm import PrivateSlurm, missing
 
-from ullage.manager.slurm import estimating
+from ullage.manager.core import estimates
 from ullage.sandbox.worker_pool import WorkerPool
 
 # On a GPU, be it a virtual one, it trains; in a job it only says what Slurm gave it.
@@ -80,4 +80,4 @@ def _warm_estimates() -> Iterator[WorkerPool]:
 @pytest.fixture
 def warm_estimates(_warm_estimates: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates in this process are forked from one that has imported PyTorch, as the daemon has it done."""
-    monkeypatch.setattr(estimating, "run", functools.partial(estimating.run, warm=_warm_estimates))
+    monkeypatch.setattr(estimates, "run", functools.partial(estimates.run, warm=_warm_estimates))

@@ -62,6 +62,16 @@ def test_a_script_that_fails_asks_for_a_whole_gpu_and_says_why(slurm, project, w
     assert plan.words == ["--gres=shard:40", "--gpus=0"]
 
 
+def test_a_script_that_is_out_of_time_is_sized_by_what_it_did(slurm, project, warm_estimates):
+    with (project / "train.py").open("a") as script:
+        script.write("import time\ntime.sleep(600)\n")
+    plan = plan_words(["job.sh"], timeout=10.0)
+    assert plan.sizing.name == "shard" and 4 * GIB < plan.estimate["upper"] < 8 * GIB
+    (project / "train.py").write_text("import time\ntime.sleep(600)\n")
+    nothing = plan_words(["job.sh"], timeout=1.0)
+    assert nothing.sizing.gres == "shard:40" and "cannot be estimated" in nothing.sizing.why
+
+
 def test_the_dry_run_prints_the_line_and_submits_nothing(slurm, project, ullage):
     (project / "job.sh").write_text(job("#ULLAGE memory=12GiB\npython train.py"))
     code, printed, _ = ullage("slurm", "submit", "--dry-run", "--partition", "all", "job.sh", "--epochs", "9")

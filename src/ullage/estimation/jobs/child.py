@@ -23,24 +23,6 @@ OWN = "ullage"  # the estimator that can tell what would help
 _FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, so that the answer is not lost
 
 
-def script_request(
-    command: ScriptCommand, ranks: Mapping[str, Any], gpu: str, cwd: str, timeout: float, network: bool
-) -> dict[str, Any]:
-    """Return a request to `estimate_here` for one script on one GPU, as one of its `ranks` (`ScriptCommand.ranks`)."""
-    question = {**command._asdict(), "launcher": list(command.launcher), "options": dict(ranks), "text": None}
-    return {
-        "estimator": OWN,
-        "gpus": [gpu],
-        "whole": None,
-        "advice": False,
-        "timeout": timeout,
-        "questions": [question],
-        "cwd": cwd,
-        "conda": None,
-        "network": network,
-    }
-
-
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """Return the bound over all GPU models of the request, from the first question with an estimate.
 
@@ -82,7 +64,8 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     if question["text"] is not None:
         source = question["path"] = _written(question, request["cwd"])
     if question["module"] or source.endswith(".py"):
-        options |= {"timeout": request["timeout"], "network": request["network"], **_python(question, ran_in)}
+        limits = {"timeout": request["timeout"], "network": request["network"]}
+        options = {**limits, **options, **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
     if request["whole"]:

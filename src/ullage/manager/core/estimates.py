@@ -17,7 +17,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 import ullage
-from ullage.estimation.jobs.command import script_of
+from ullage.estimation.jobs.command import ScriptCommand, script_of
 from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.works import read_utilization
@@ -47,6 +47,10 @@ class EstimateQuestion:
     launcher: tuple[str, ...] = ()
     text: str | None = field(default=None, repr=False)  # of a script that is in no file
 
+    @classmethod
+    def of_script(cls, script: ScriptCommand, options: dict[str, Any]) -> "EstimateQuestion":
+        return cls(script.source, tuple(script.args), script.module, options, script.program, script.launcher)
+
 
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     found = []
@@ -55,30 +59,27 @@ def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
         found.append(EstimateQuestion(spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:
-        found.append(
-            EstimateQuestion(
-                script.source,
-                tuple(script.args),
-                script.module,
-                script.ranks(spec.gpus),
-                script.program,
-                script.launcher,
-            )
-        )
+        found.append(EstimateQuestion.of_script(script, script.ranks(spec.gpus)))
     return found
 
 
 def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
-    """Return the cache key of an estimate: user, commands, folder, GPUs and versions. The variables and files that the
-    run reads are not known before it; they are stored with the answer."""
-    questions = questions_of(spec)
+    """Return the cache key of a job's estimate."""
+    where = {"cwd": spec.cwd, "venv": spec.venv, "conda": spec.conda, "path": spec.env.get("PATH")}
+    return key_of_questions(questions_of(spec), where, uid, estimator, gpus)
+
+
+def key_of_questions(
+    questions: Sequence[EstimateQuestion], where: dict[str, str | None], uid: int, estimator: str, gpus: Sequence[str]
+) -> str:
+    """Return the cache key of an estimate: user, commands, folder, GPUs and versions; the `path` counts if a program is
+    looked for there. The variables and files that the run reads are not known before it; they are stored with the
+    answer."""
     by_path = any(question.program is not None and os.sep not in question.program for question in questions)
     known = {
         "uid": uid,
-        "cwd": spec.cwd,
-        "venv": spec.venv,
-        "conda": spec.conda,
-        "path": spec.env.get("PATH") if by_path else None,  # it says which Python runs
+        **where,
+        "path": where["path"] if by_path else None,
         "questions": [asdict(question) for question in questions],
         "gpus": sorted(set(gpus)),
         "versions": [ullage.__version__, _torch_version(), estimator],
@@ -589,6 +590,11 @@ def _is_advice(found: Any) -> bool:
         for each in found["options"]
     )
     return sensible and isinstance(found.get("largest"), str | None)
+
+
+def reason_of(answer: EstimateAnswer) -> str | None:
+    """Return why there is no estimate; `None` if there is one."""
+    return answer.note.removeprefix(NOT_ESTIMATED) if answer.upper is None and not answer.estimates else None
 
 
 def _not_estimated(why: Any) -> str:

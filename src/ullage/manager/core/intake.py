@@ -20,12 +20,12 @@ from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
 from ullage.manager.core.estimates import (
-    NOT_ESTIMATED,
     EstimateAnswer,
     EstimateRequest,
     Estimates,
     key_of,
     questions_of,
+    reason_of,
 )
 from ullage.manager.core.host_share import share_of
 from ullage.manager.core.limits import UserLimits
@@ -387,7 +387,7 @@ class Intake:
             found["work"] = self._context.works.keep(job.uid, what_runs(job), answer.utilization)
         holds = answer.own_failure and self._holds(job)
         if holds:
-            found["detail"] = answer.note.removeprefix(NOT_ESTIMATED)
+            found["detail"] = reason_of(answer)
         if holds and job.state is State.QUEUED:
             self._store.move(job, "hold", State.HELD, answer.text, **found)
             return

@@ -48,9 +48,7 @@ from ullage.units import format_bytes
 
 
 def _token_shown(token: TokenRecord) -> dict[str, Any]:
-    shown = dataclasses.asdict(token)
-    shown.pop("hash")
-    return shown
+    return {name: value for name, value in dataclasses.asdict(token).items() if name != "hash"}
 
 
 _T = TypeVar("_T")

@@ -14,11 +14,11 @@ from ullage.hardware import gpu as find_gpu
 from ullage.jobs.estimate_spec import SCRIPT, EstimateSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.estimates import (
-    NOT_ESTIMATED,
     EstimateAnswer,
     EstimateQuestion,
     EstimateRequest,
     questions_of,
+    reason_of,
 )
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.works import read_utilization
@@ -208,11 +208,6 @@ def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str =
         whole="details" if spec.details else "figures",
         advice=spec.advice,
     )
-
-
-def reason_of(answer: EstimateAnswer) -> str | None:
-    """Return why there is no estimate; `None` if there is one."""
-    return None if answer.estimates else answer.note.removeprefix(NOT_ESTIMATED)
 
 
 def known_gpus(spec: EstimateSpec) -> list[str]:

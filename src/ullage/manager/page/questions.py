@@ -16,8 +16,8 @@ from ullage.errors import InvalidValue, NoDaemon, UnknownName
 from ullage.hardware import default_gpu
 from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.validation import checked
-from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates
-from ullage.manager.core.questions import known_gpus, reason_of, request_of
+from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, reason_of
+from ullage.manager.core.questions import known_gpus, request_of
 from ullage.manager.running.launcher import write_whole
 from ullage.manager.settings import EstimateSettings
 

@@ -1,123 +1,78 @@
-"""Estimates of batch scripts where they are submitted, without a GPU and with the user's rights. An answer is cached
-in the user's folder until one of its inputs changes."""
+"""Estimates of batch scripts where they are submitted: made as the daemon makes those of jobs, with the user's rights.
+An answer is kept in the user's folder until one of its inputs changes."""
 
+import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import tempfile
-import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import ullage
-from ullage.estimation.jobs.child import estimate_here, script_request
 from ullage.home import home
+from ullage.manager.core.estimates import (
+    EstimateAnswer,
+    EstimateQuestion,
+    EstimateRequest,
+    Estimates,
+    key_of_questions,
+)
+from ullage.manager.settings import EstimateSettings
 from ullage.manager.slurm.batch_script import BatchTraining
-from ullage.performance.result import Utilization
-from ullage.sandbox.environment import environment
-from ullage.sandbox.guard import Sandbox
-from ullage.sandbox.limits import Limits
-from ullage.sandbox.parent import Outcome, run
-from ullage.sandbox.recording import Reads
-from ullage.units import GIB
 
 TIMEOUT = 300.0  # seconds for one script
-_GRACE = 40.0  # seconds more until its process is ended
-_ENTRY = f"{estimate_here.__module__}:{estimate_here.__name__}"
-_ALONE = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # no GPU, and one core of a login node
-_NO_GPU = "never used the GPU"
-
-
-@dataclass(frozen=True)
-class ScriptAnswer:
-    """What is known of one script on one GPU: `upper` in bytes, or why it is not known."""
-
-    upper: int | None
-    fits: bool = True
-    failure: str | None = None
-    utilization: Utilization | None = None
-    seconds: float = 0.0
-    kept: bool = False
-
-    @property
-    def uses_no_gpu(self) -> bool:
-        """Whether it ran to its end and made nothing on a GPU."""
-        return self.failure is not None and _NO_GPU in self.failure
+_GRACE = 40.0  # seconds more until its process is ended: a script that was stopped has an estimate too
 
 
 def estimate_training(
     training: BatchTraining, gpu: str, network: bool = False, timeout: float = TIMEOUT
-) -> ScriptAnswer:
+) -> EstimateAnswer:
     """How much memory a script of a batch script takes on a GPU."""
-    variables = {**environment(training.environment), **_ALONE}
-    file = _kept_file(training, gpu)
-    cached = _cached(file, variables)
-    if cached is not None:
-        return _answer(cached, gpu, 0.0, kept=True)
-    began = time.monotonic()
-    request = script_request(training.command, training.ranks, gpu, training.folder, timeout, network)
+    rules = EstimateSettings(timeout=timeout + _GRACE, network=network)
+    questions = [EstimateQuestion.of_script(training.command, {**training.ranks, "timeout": timeout})]
+    where = {"cwd": training.folder, "path": training.environment.get("PATH")}
+    request = EstimateRequest(
+        key=key_of_questions(questions, where, os.getuid(), rules.estimator, [gpu]),
+        uid=os.getuid(),
+        estimator=rules.estimator,
+        questions=questions,
+        gpus=[gpu],
+        env=training.environment,
+        cwd=training.folder,
+        conda=None,
+        rights={},
+    )
+    file = home() / "slurm" / "answers" / f"{request.key}.json"
+    answer = asyncio.run(_answer_to(replace(request, kept=_kept(file, request)), rules))
+    if answer.reads is not None and not answer.kept:
+        _keep(file, answer)
+    return answer
+
+
+async def _answer_to(request: EstimateRequest, rules: EstimateSettings) -> EstimateAnswer:
+    answered = asyncio.get_running_loop().create_future()
+    estimates = Estimates(rules, lambda ids, request, answer: answered.set_result(answer))
     try:
-        outcome = run(
-            _ENTRY,
-            request,
-            limits=Limits(seconds=timeout + _GRACE, processes=512, written=4 * GIB),
-            env=variables,
-            cwd=training.folder,
-            private=Sandbox(network=network),
-            record=True,
-        )
-    except OSError as error:
-        return ScriptAnswer(None, failure=f"it cannot run in {training.folder}: {error.strerror}")
-    if outcome.answer is None:
-        reason = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
-        return ScriptAnswer(None, failure=reason, seconds=time.monotonic() - began)
-    _cache(file, outcome)
-    return _answer(outcome.answer, gpu, time.monotonic() - began)
+        estimates.want(request.key, request)
+        answer: EstimateAnswer = await answered
+        return answer
+    finally:
+        await estimates.close()
 
 
-def _answer(data: dict[str, Any], gpu: str, seconds: float, kept: bool = False) -> ScriptAnswer:
-    if "failed" in data:
-        return ScriptAnswer(None, failure=str(data["failed"]), seconds=seconds, kept=kept)
-    known = data.get("utilization", {}).get(gpu)
-    utilization = None if known is None else Utilization.from_dict(known)
-    return ScriptAnswer(data["upper"], data["fits"], None, utilization, seconds, kept)
+def _kept(file: Path, request: EstimateRequest) -> list[EstimateAnswer]:
+    """Return the answer in a file if it is for the same variables; the service compares the files."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        answer = EstimateAnswer.from_dict(json.loads(file.read_bytes()))
+        if answer.reads is not None and answer.reads.same_variables(request.variables):
+            return [answer]
+    return []
 
 
-def _kept_file(training: BatchTraining, gpu: str) -> Path:
-    command, ranks, path = training.command, dict(training.ranks), training.environment.get("PATH")
-    known = [
-        ullage.__version__,
-        os.getuid(),
-        command,
-        ranks,
-        training.folder,
-        path,
-        gpu,
-        os.environ.get("ULLAGE_PYTORCH"),
-    ]
-    return home() / "slurm" / "answers" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()}.json"
-
-
-def _cached(file: Path, variables: dict[str, str]) -> dict[str, Any] | None:
-    """The answer in a file, if everything that it follows from is as it was."""
-    try:
-        data = json.loads(file.read_bytes())
-        reads = Reads.from_dict(data["reads"])
-        answer: dict[str, Any] = data["answer"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return answer if reads.same_variables(variables) and reads.same_files() else None
-
-
-def _cache(file: Path, outcome: Outcome) -> None:
+def _keep(file: Path, answer: EstimateAnswer) -> None:
     """Keep an answer for the next time. Where that is not possible it is asked again."""
-    reads = outcome.reads
-    if reads is None or reads.programs or not reads.whole or not reads.files:
-        return
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".new", delete=False) as new:
-            json.dump({"answer": outcome.answer, "reads": reads.to_dict()}, new)
+            json.dump(answer.to_dict(), new)
         os.replace(new.name, file)

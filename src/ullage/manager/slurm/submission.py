@@ -7,14 +7,17 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.slurm_words import read_words
+from ullage.manager.core.estimates import EstimateAnswer, reason_of
 from ullage.manager.slurm.batch_script import BatchScript, BatchTraining, Hints, read_batch, read_file
 from ullage.manager.slurm.commands import parse_gres, read_comment, write_comment
-from ullage.manager.slurm.estimating import TIMEOUT, ScriptAnswer, estimate_training
+from ullage.manager.slurm.estimating import TIMEOUT, estimate_training
 from ullage.manager.slurm.sbatch_options import GpuRequest, gpu_request
 from ullage.manager.slurm.site import GpuKind, Site, read_site
 from ullage.manager.slurm.sizing import GpuNeed, Sizing, size
+from ullage.performance.result import Utilization
 from ullage.units import format_bytes
 
+_NO_GPU = "never used the GPU"  # in the note of a script that ran to its end and made nothing on a GPU
 _MOST_SCRIPTS = 8  # of one batch script that are estimated
 _GIVEN_TWICE = (
     "this Slurm may give it GPUs of which other jobs have shards; name a partition whose nodes have no shards "
@@ -97,7 +100,7 @@ def plan_job(
 
 def _needs(
     batch: BatchScript, hints: Hints, site: Site, timeout: float, progress: Callable[[str], None] | None
-) -> tuple[list[GpuNeed], list[ScriptAnswer]]:
+) -> tuple[list[GpuNeed], list[EstimateAnswer]]:
     if hints.memory is not None:
         return [GpuNeed(kind, hints.memory) for kind in site.kinds], []
     why = "" if hints.estimate else "no estimate is wanted"
@@ -120,24 +123,22 @@ def _needs(
     return needs, all_answers
 
 
-def _need(kind: GpuKind, trainings: Sequence[BatchTraining], answers: Sequence[ScriptAnswer]) -> GpuNeed:
+def _need(kind: GpuKind, trainings: Sequence[BatchTraining], answers: Sequence[EstimateAnswer]) -> GpuNeed:
     """Scripts that run one after the other need as much as the largest; those that run at once, the sum."""
-    pairs = [pair for pair in zip(trainings, answers, strict=True) if not pair[1].uses_no_gpu]
-    if not pairs:
-        return GpuNeed(kind, None, why=f"it cannot be estimated: {answers[0].failure}")
-    for _, answer in pairs:
-        if answer.upper is None:
-            first = (answer.failure or "").splitlines()[0]
-            return GpuNeed(kind, None, why=f"it cannot be estimated: {first}")
+    pairs = [pair for pair in zip(trainings, answers, strict=True) if _NO_GPU not in pair[1].note]
+    failed = [answer for answer in answers if _NO_GPU not in answer.note and answer.upper is None]
+    if failed or not pairs:
+        return GpuNeed(kind, None, why=f"it cannot be estimated: {reason_of((failed or answers)[0])}")
     taken = [(training.at_once, (answer.upper or 0) * training.on_each_gpu) for training, answer in pairs]
     at_once = sum(upper for together, upper in taken if together)
     alone = max((upper for together, upper in taken if not together), default=0)
-    known = [answer.utilization for training, answer in pairs if training.on_each_gpu == 1]
-    return GpuNeed(kind, at_once + alone, known[0] if len(pairs) == len(known) == 1 else None)
+    training, answer = pairs[0]
+    known = answer.utilization.get(kind.gpu.name) if len(pairs) == training.on_each_gpu == 1 else None
+    return GpuNeed(kind, at_once + alone, Utilization.from_dict(known) if known else None)
 
 
 def _plan(
-    batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[ScriptAnswer], of_gpus: str | None
+    batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[EstimateAnswer], of_gpus: str | None
 ) -> SubmissionPlan:
     """The plan; `of_gpus` is what a job is to know that asks for GPUs."""
     options: dict[str, str] = {}
@@ -153,7 +154,7 @@ def _plan(
         estimate = {
             "upper": need.upper,
             "gpu": need.kind.gpu.name,
-            "seconds": round(sum(each.seconds for each in answers), 1),
+            "seconds": round(sum(each.seconds for each in answers if not each.kept), 1),
             "kept": bool(answers) and all(each.kept for each in answers),
             "world_size": max((each.ranks.get("world_size", 1) for each in batch.trainings), default=1),
         }
