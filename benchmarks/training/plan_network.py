@@ -59,6 +59,7 @@ from drawn_convolutions.answers import (
 from drawn_convolutions.asking import ask, network_file
 from drawn_convolutions.refining import in_whole_numbers, refined
 from ullage.virtual.cudnn.arrays import write_arrays
+from ullage.virtual.cudnn.formulas import Lengths
 from ullage.virtual.cudnn.network import DOUBT, GROUP, network_inputs, read_network
 from ullage.virtual.cudnn.workspaces import PLAN_NETWORK, PLAN_TREES
 from ullage_lab.train import workspaces as table
@@ -105,7 +106,7 @@ class Learnt:
         """`network_inputs` of many rows at once."""
         torch = self.torch
         columns = network_inputs(
-            list(rows.to(self.device).long().T),
+            Lengths(list(rows.to(self.device).long().T)),
             self._direction,
             lambda values: torch.log2(torch.clamp(values.double(), min=1)),
             lambda values, most: torch.clamp(values, max=most),

@@ -13,9 +13,9 @@ from tests.virtual.test_kernels_recorded import play
 
 import ullage
 from ullage.virtual.cudnn import formulas, workspaces
-from ullage.virtual.cudnn.formulas import ConvolutionProblem
+from ullage.virtual.cudnn.formulas import ConvolutionProblem, lengths
 from ullage.virtual.cudnn.network import PlanNetwork, network_inputs
-from ullage.virtual.cudnn.plans import fallback, row_of
+from ullage.virtual.cudnn.plans import fallback
 from ullage.virtual.cudnn.workspaces import workspace
 from ullage.virtual.upper_bound import SURPRISES, Uncertainty
 
@@ -147,7 +147,7 @@ def test_hard_calls_are_guessed_and_in_doubt(without_table, call, expected):
 def test_a_network_can_say_that_cudnn_names_no_plan(kind):
     """Then PyTorch's first fallback is taken. Weights are whole numbers of 8 or 16 bits."""
     layer = ConvolutionProblem("f", (1, 3, 8, 8), (16, 3, 3, 3), (1, 16, 8, 8), (1, 1), (1, 1), (1, 1), 1, "f16", False)
-    inputs = len(network_inputs(row_of(layer), "f"))
+    inputs = len(network_inputs(lengths(layer), "f"))
     values = {"mean": numpy.zeros(inputs), "std": numpy.ones(inputs), "layers": numpy.array(0)}
     values |= {"first": numpy.full((2, inputs), 100, kind), "first_scale": numpy.full(2, 0.01)}
     values |= {"first_bias": numpy.zeros(2), "head": numpy.eye(2, dtype=kind), "head_scale": numpy.ones(2)}

@@ -10,6 +10,7 @@ from ullage.virtual.cudnn.formulas import (
     CandidatePlan,
     ConvolutionProblem,
     Formula,
+    Lengths,
     lengths,
     needed_copies,
     terms,
@@ -53,7 +54,9 @@ TAKEN = {
         324540115,
     ),
     "sliced without buffers": (
-        problem("w", (48, 600, 1, 3151), (600, 600, 1, 9), (48, 600, 1, 1576), "f16"),
+        problem("w", (48, 600, 1, 3151), (600, 600, 1, 9), (48, 600, 1, 1576), "f16")._replace(
+            stride=(1, 2), padding=(0, 4)
+        ),
         10,
         {plans.TILE: 3, plans.SPLIT_K_BUFFERS: 0},
         11,
@@ -221,9 +224,10 @@ def test_a_tabled_layer_reaches_the_network_once_under_switches(monkeypatch):
 def test_batches_and_single_problems_have_equal_features():
     np = pytest.importorskip("numpy")
     asked = [each[0] for each in TAKEN.values() if each[0].direction == "w"]
-    rows = [plans.row_of(each) for each in asked]
-    columns = network_inputs(np.array(rows).T, "w", lambda values: np.log2(np.maximum(values, 1)), np.minimum)
-    singly = [network_inputs(row, "w") for row in rows]
+    sizes = [lengths(each) for each in asked]
+    columns = Lengths(np.array([size.row for size in sizes]).T)
+    columns = network_inputs(columns, "w", lambda values: np.log2(np.maximum(values, 1)), np.minimum)
+    singly = [network_inputs(size, "w") for size in sizes]
     assert np.array([np.asarray(column, float) for column in columns]).T.tolist() == np.array(singly, float).tolist()
 
 

@@ -1,7 +1,7 @@
 """Convolutions drawn at random, the same for the same seed: over one, two and three dimensions, any numbers of
 channels, groups, strides, dilations, three types, two layouts. From a seed on, half of them are like layers of
 networks: lengths that are halved on the way, channels that stay or double, filters that keep the length. They are rows
-of whole numbers, as `plans.row_of` has them.
+of whole numbers, as `Lengths.row` is.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ullage.virtual.cudnn import plans
-from ullage.virtual.cudnn.formulas import KINDS, ConvolutionProblem
+from ullage.virtual.cudnn.formulas import KINDS, ConvolutionProblem, Lengths
 from ullage.virtual.cudnn.network import network_inputs
 
 CHUNK = 1000  # problems of a seed
@@ -163,8 +162,7 @@ def _layers(r: Any, n: int) -> Any:
 
 def outputs(rows: Any) -> Any:
     """Lengths of the outputs."""
-    source, taps, stride, padding, dilation = (rows[:, 7 + 3 * i : 10 + 3 * i] for i in range(5))
-    return plans.output_length(source, taps, stride, padding, dilation)
+    return np.stack(Lengths(rows.T).out, 1)
 
 
 def draw(seed: int, count: int = CHUNK) -> Any:
@@ -197,7 +195,7 @@ def draw(seed: int, count: int = CHUNK) -> Any:
 
 def inputs_of(rows: Any, direction: str) -> Any:
     """What the network is told of drawn rows."""
-    columns = network_inputs(rows.T, direction, lambda values: np.log2(np.maximum(values, 1)), np.minimum)
+    columns = network_inputs(Lengths(rows.T), direction, lambda values: np.log2(np.maximum(values, 1)), np.minimum)
     return np.stack([np.asarray(column, np.float32) for column in columns], 1)
 
 

@@ -18,6 +18,7 @@ from ullage.virtual.cudnn.formulas import (
     TIMES_AN_OCTAVE,
     ConvolutionProblem,
     Formula,
+    Lengths,
     Terms,
     all_copies,
     lengths,
@@ -40,7 +41,7 @@ LEAST_LEFT = 1000  # bytes beside the copies of a persistent kernel that keeps p
 def parts_taken(problem: ConvolutionProblem, plan: plans.EnginePlan, cut: plans.Grid, size: int, knob: int) -> int:
     """Into how many parts a sum is split: a knob, or, of persistent kernels and products, what the workspace tells."""
     if plan.engine in plans.PRODUCT[plan.direction]:
-        row = np.array([plans.row_of(problem)])
+        row = np.array([lengths(problem).row])
         return int(product_parts(plan.direction, row, np.array([size]))[0]) if cut.rows else 0
     if plan.engine not in plans.PERSISTENT[plan.direction]:
         return plans.parts_by(plan, cut, knob)
@@ -77,7 +78,7 @@ def grow_parts(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
         knobs = np.array([plans.part_knobs(plan) for plan in plan_of])[labels.plan[places]]
         told, parts = np.concatenate([given, knobs], 1), labels.parts[places]
         if engine in plans.PRODUCT[direction]:
-            columns = np.stack(plans.product_inputs(given.T, direction), 1)
+            columns = np.stack(plans.product_inputs(Lengths(given.T), direction), 1)
             parts = product_parts(direction, given, labels.sizes[places])
             told, parts = np.concatenate([columns, knobs], 1), aimed_at(direction, given, parts)
     told, tested = np.asarray(told, np.int64), len(places) // 50
@@ -99,7 +100,7 @@ def _persistent(direction: str, engine: int, rows: Any, knobs: list[Any], sizes:
         plan, size = plans.EnginePlan(direction, engine, dict(each)), lengths(problem)
         cut = plans.grid(plan, size)
         count = parts_taken(problem, plan, cut, whole, 0)
-        told.append(plans.tree_inputs(problem, plan, size, cut, 0))
+        told.append(plans.tree_inputs(plan, size, cut, 0))
         parts.append(plans.AS_MANY_AS_FIT if count == cut.most_parts > 1 else count)
     return np.array(told), np.array(parts)
 
@@ -119,7 +120,7 @@ def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
         cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
         whole = int(labels.sizes[place])
         parts = parts_taken(problem, plan, cut, whole, int(labels.parts[place]))
-        told.append(plans.tree_inputs(problem, plan, size, cut, parts))
+        told.append(plans.tree_inputs(plan, size, cut, parts))
         rests.append(whole - plans.partial_bytes(plan, cut, parts))
     sizes = np.array(rests, dtype=np.int64)
     part = table.Measured(problems, np.maximum(sizes, 0), [terms(problem) for problem in problems])

@@ -8,6 +8,7 @@ depends on the engine that cuDNN selects; `workspaces.py` knows or guesses it.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple, Self
 
@@ -46,30 +47,40 @@ class ConvolutionProblem(NamedTuple):
         return cls._make(tuple(value) if isinstance(value, list) else value for value in values)
 
 
-class Lengths(NamedTuple):
-    """A problem in numbers: channels are those of a group, `threes` are taps in pieces of three by three, `wide` and
-    `tall` are channels padded to 16 bytes."""
+class Lengths:
+    """A problem in whole numbers, or many in columns of them: what rules, trees and the network go by.
 
-    batch: int
-    inner: int
-    outer: int
-    groups: int
-    pixels: int
-    out_pixels: int
-    taps: int
-    threes: int
-    wide: int
-    tall: int
-    item: int
+    A `row` is the form in data files: dimensions, type (a place in `KINDS`), channels last, batch, channels and outputs
+    of a group, groups; then three each of: source, filter, stride, padding, dilation. `threes` are taps in pieces of
+    three by three, `wide` and `tall` are the channels of a group padded to 16 bytes.
+    """
+
+    def __init__(self, row: Sequence[Any]) -> None:
+        self.row = row
+        self.dims, self.kind, self.last, self.batch, self.inner, self.outer, self.groups = row[:7]
+        threes = (row[7 + 3 * part : 10 + 3 * part] for part in range(5))
+        self.source, self.filter, self.stride, self.padding, self.dilation = threes
+        settings = zip(self.source, self.filter, self.stride, self.padding, self.dilation, strict=True)
+        self.out = [
+            (long + 2 * pad - dilation * (taps - 1) - 1) // step + 1 for long, taps, step, pad, dilation in settings
+        ]
+        self.pixels, self.out_pixels, self.taps = map(prod, (self.source, self.out, self.filter))
+        self.threes = prod(-(-length // 3) for length in self.filter)
+        self.item = 4 - 2 * (self.kind > 0)
+        self.unit = 16 // self.item
+        self.wide, self.tall = round_up(self.inner, self.unit), round_up(self.outer, self.unit)
 
 
+@lru_cache(maxsize=1024)
 def lengths(problem: ConvolutionProblem) -> Lengths:
-    groups, item = problem.groups, ITEM_BYTES[problem.kind]
-    inner, outer, unit = problem.source[1] // groups, problem.out[1] // groups, 16 // item
-    pixels, out_pixels, taps = (prod(size[2:]) for size in (problem.source, problem.out, problem.weight))
-    threes = prod(tuple(-(-length // 3) for length in problem.weight[2:]))
-    wide, tall = round_up(inner, unit), round_up(outer, unit)
-    return Lengths(problem.source[0], inner, outer, groups, pixels, out_pixels, taps, threes, wide, tall, item)
+    flat, groups = len(problem.source) == 4, problem.groups
+    one, none = ((1,), (0,)) if flat else ((), ())
+    source, taps = one + problem.source[2:], one + problem.weight[2:]
+    dims = 3 if not flat else 1 if source[1] == taps[1] == 1 else 2
+    head = dims, KINDS.index(problem.kind), int(problem.channels_last), problem.source[0]
+    channels = problem.source[1] // groups, problem.out[1] // groups, groups
+    settings = one + problem.stride + none + problem.padding + one + problem.dilation
+    return Lengths([*head, *channels, *source, *taps, *settings])
 
 
 TENSOR_CORE, DOWN_CONVERT, FOURIER_NOTE, NONDETERMINISTIC = 0, 1, 3, 4  # cudnnBackendNumericalNote_t
@@ -288,7 +299,7 @@ def needed_copies(problem: ConvolutionProblem) -> int:
         elements += size.batch * size.tall * size.out_pixels
     if wider or taller or (turned and size.taps > 1 < size.inner):
         elements += size.wide * size.tall * size.taps
-    return size.groups * elements * size.item
+    return int(size.groups * elements * size.item)
 
 
 def tile_bytes(problem: ConvolutionProblem, width: int) -> int:

@@ -3,15 +3,15 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ullage.units import round_up
 from ullage.virtual.cudnn.arrays import needed_numpy
-from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem
-from ullage.virtual.cudnn.plans import MULTIPROCESSORS, EnginePlan, fallback, output_length, row_of
+from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, Lengths, lengths
+from ullage.virtual.cudnn.plans import MULTIPROCESSORS, EnginePlan, fallback
 
 DOUBT = 2.0  # scores divided by it are less sure than right, on problems held out of the training (1.4: as sure)
 _MOST_LIKELY = 12  # plans that are looked at
@@ -28,20 +28,16 @@ def log2_or_zero(number: float) -> float:
 
 
 def network_inputs(
-    row: Sequence[Any], direction: str, log2: Callable[[Any], Any] = log2_or_zero, least: Callable[..., Any] = min
+    size: Lengths, direction: str, log2: Callable[[Any], Any] = log2_or_zero, least: Callable[..., Any] = min
 ) -> list[Any]:
-    """Return the network's inputs for a row: logarithms of lengths, their divisors, and how tiles fill the GPU.
+    """Return the network's inputs for a problem: logarithms of lengths, their divisors, and how tiles fill the GPU.
 
-    With columns of many rows and NumPy's functions it returns columns. It uses only operators that both have.
+    With columns of many problems and NumPy's functions it returns columns. It uses only operators that both have.
     """
-    dims, kind, last, batch, inner, outer, groups = row[:7]
-    s, k, t, p, d = (row[7 + 3 * i : 10 + 3 * i] for i in range(5))
+    batch, inner, outer, groups, item = size.batch, size.inner, size.outer, size.groups, size.item
+    s, k, o, t, p, d = size.source, size.filter, size.out, size.stride, size.padding, size.dilation
+    pixels, out_pixels, taps, wide, tall = size.pixels, size.out_pixels, size.taps, size.wide, size.tall
     each = range(3)
-    o = [output_length(s[i], k[i], t[i], p[i], d[i]) for i in each]
-    item = 4 - 2 * (kind > 0)
-    unit = 16 // item
-    pixels, out_pixels, taps = (lengths[0] * lengths[1] * lengths[2] for lengths in (s, o, k))
-    wide, tall = round_up(inner, unit), round_up(outer, unit)
     found: list[Any] = []
 
     def logs(*values: Any) -> None:
@@ -57,9 +53,9 @@ def network_inputs(
         return flags[0] & flags[1] & flags[2]
 
     logs(batch, inner, outer, groups, *s, *k, *o, *t, *d, *(length + 1 for length in p))
-    equal(kind, 0, 1, 2)
-    found.append(last)
-    equal(dims, 1, 2, 3)
+    equal(size.kind, 0, 1, 2)
+    found.append(size.last)
+    equal(size.dims, 1, 2, 3)
     equal(k[1], 1, 2, 3, 4, 5, 7)
     equal(k[2], 1, 2, 3, 4, 5, 7)
     equal(k[0], 1, 3)
@@ -76,7 +72,7 @@ def network_inputs(
         multiples(number, 2, 4, 8, 16, 32)
     for number in (s[2], o[2]):
         multiples(number, 2, 4, 8)
-    turned = last == 0
+    turned = size.last == 0
     source_copied = (wide > inner) | (turned & (pixels > 1) & (inner * groups > 1))
     out_copied = (tall > outer) | (turned & (out_pixels > 1) & (outer * groups > 1))
     found += [source_copied, out_copied, (wide > inner) | (tall > outer) | (turned & (taps > 1) & (inner > 1))]
@@ -140,7 +136,7 @@ class PlanNetwork:
         are needed twice."""
         if self._last is None or self._last[0] != problem:
             np = self._np
-            inputs = network_inputs(row_of(problem), problem.direction)
+            inputs = network_inputs(lengths(problem), problem.direction)
             hidden = (np.array(inputs, dtype=np.float32) - self.mean) * self.scale
             for number, (weights, bias) in enumerate(self.layers):
                 added = np.maximum(_times(weights, hidden) + bias, 0)

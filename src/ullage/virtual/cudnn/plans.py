@@ -19,7 +19,6 @@ Only the H200 was asked.
 """
 
 import tomllib
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +29,6 @@ from ullage.virtual.cudnn.formulas import (
     FILTER,
     FORWARD,
     GROUPS_AT_ONCE,
-    KINDS,
-    ConvolutionProblem,
     Lengths,
     packed_channels,
 )
@@ -164,7 +161,7 @@ def grid(plan: EnginePlan, size: Lengths, alone: bool = True) -> Grid:
             return Grid()
         high, across, depth = matrix(direction, size.inner, size.outer, size.batch * size.pixels)
         tiles = -(-high // 64) * -(-across // 64)
-        return Grid(tiles, -(-depth // _DEPTH), MULTIPROCESSORS, 1, high, across, depth, 16 // size.item)
+        return Grid(tiles, -(-depth // _DEPTH), MULTIPROCESSORS, 1, high, across, depth, size.unit)
     if plan.engine in INDEXED[direction]:
         factors = size.inner * size.taps
         table = 4 * factors if direction == FORWARD else 8 * -(-factors // 32) * -(-size.outer // 32)
@@ -196,14 +193,14 @@ def _sliced_tiles(plan: EnginePlan, size: Lengths, rows: int, columns: int) -> i
     if not rows:
         return 0
     if plan.direction != FILTER:
-        return prod(_tiles_of_result(plan.direction, size, rows, columns)) * size.groups
+        return int(prod(_tiles_of_result(plan.direction, size, rows, columns)) * size.groups)
     if size.groups > 1:  # packed groups: a tile has several small groups, for each tap
         common, channels = packed_channels(size.inner, size.outer, size.groups)
         if common < rows:
             return -(-channels // rows) * size.taps * max(1, rows // columns)
-        return size.groups * -(-common // rows) * -(-common * size.taps // columns)
+        return int(size.groups * -(-common // rows) * -(-common * size.taps // columns))
     inner = size.inner if plan.engine in _UNPADDED else size.wide
-    return -(-size.outer // rows) * -(-inner * size.taps // columns)
+    return int(-(-size.outer // rows) * -(-inner * size.taps // columns))
 
 
 def partial_bytes(plan: EnginePlan, cut: Grid, parts: int) -> int:
@@ -245,24 +242,19 @@ def _additions(parts: int) -> int:
     return half + _additions(half)
 
 
-def product_inputs(row: Sequence[Any], direction: str) -> list[Any]:
+def product_inputs(size: Lengths, direction: str) -> list[Any]:
     """Return the inputs of the trees for a matrix product: lengths, tiles over the result, and divisors of the lengths.
     Also for columns."""
-    kind, last, batch, inner, outer = row[1:6]
-    pixels = row[7] * row[8] * row[9]
-    samples = batch * pixels
+    inner, outer, samples = size.inner, size.outer, size.batch * size.pixels
     high, across, depth = matrix(direction, inner, outer, samples)
     tiles = [-(-high // rows) * -(-across // columns) for rows, columns in _PRODUCT_TILES]
     divisors = [number & -number for number in (inner, outer, samples)]
     work = high * across, high * across * depth, -(-depth // 32), -(-depth // 64)
-    return [kind > 0, kind, last, batch, inner, outer, pixels, samples, *tiles, *divisors, *work]
+    numbers = size.kind, size.last, size.batch, inner, outer, size.pixels, samples
+    return [size.kind > 0, *numbers, *tiles, *divisors, *work]
 
 
 _PRODUCT_TILES = ((64, 64), (128, 128), (128, 64), (64, 128), (256, 128), (128, 256), (32, 32))
-
-
-def output_length(source: Any, taps: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    return (source + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
 
 
 def fallback(direction: str) -> EnginePlan:
@@ -274,30 +266,14 @@ def part_knobs(plan: EnginePlan) -> tuple[int, int]:
     return plan.knobs.get(TILE, -9), plan.knobs.get(WORKSPACE_KNOB, -9)
 
 
-def tree_inputs(problem: ConvolutionProblem, plan: EnginePlan, size: Lengths, cut: Grid, parts: int) -> list[int]:
-    flat = len(problem.weight) == 4
-    filter_lengths = ((1,) if flat else ()) + problem.weight[2:]
-    dims = 3 if not flat else 1 if problem.source[2] == problem.weight[2] == 1 else 2
-    numbers = [problem.channels_last, KINDS.index(problem.kind), dims, size.wide > size.inner, size.tall > size.outer]
+def tree_inputs(plan: EnginePlan, size: Lengths, cut: Grid, parts: int) -> list[int]:
+    numbers = [size.last, size.kind, size.dims, size.wide > size.inner, size.tall > size.outer]
     numbers += [size.taps, size.pixels > 1, size.out_pixels > 1, size.groups, size.inner, size.outer, size.batch]
-    numbers += [max(problem.stride), max(problem.dilation), max(problem.padding)]
+    numbers += [max(size.stride), max(size.dilation), max(size.padding)]
     numbers += [number & -number for number in (size.inner, size.outer, size.out_pixels, size.pixels)]
-    numbers += [size.out_pixels, size.pixels, size.inner * size.groups, size.outer * size.groups, *filter_lengths]
+    numbers += [size.out_pixels, size.pixels, size.inner * size.groups, size.outer * size.groups, *size.filter]
     numbers += [cut.tiles > cut.clusters, cut.tiles, cut.left, cut.most_parts, cut.steps]
     numbers += [cut.steps // max(cut.most_parts, 1), cut.tiles // cut.clusters, cut.clusters, parts > 0]
-    numbers += [problem.source[-1], problem.source[-2], problem.out[-1], size.inner - size.outer]
+    numbers += [size.source[2], size.source[1], size.out[2], size.inner - size.outer]
     numbers.append(max(size.inner, size.outer))
     return [int(number) for number in numbers] + [plan.knobs.get(knob, -9) for knob in _SEEN_KNOBS]
-
-
-def row_of(problem: ConvolutionProblem) -> list[int]:
-    """Return a problem as a row of whole numbers: dimensions, type, channels last, batch, channels and outputs of a
-    group, groups; then three each of: source, filter, stride, padding, dilation."""
-    flat, groups = len(problem.source) == 4, problem.groups
-    one, none = ((1,), (0,)) if flat else ((), ())
-    source, taps = one + problem.source[2:], one + problem.weight[2:]
-    dims = 3 if not flat else 1 if source[1] == taps[1] == 1 else 2
-    head = dims, KINDS.index(problem.kind), int(problem.channels_last), problem.source[0]
-    channels = problem.source[1] // groups, problem.out[1] // groups, groups
-    settings = one + problem.stride + none + problem.padding + one + problem.dilation
-    return [*head, *channels, *source, *taps, *settings]

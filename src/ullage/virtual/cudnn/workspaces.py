@@ -20,7 +20,6 @@ from ullage.virtual.cudnn.arrays import HEADER, header_of, needed_numpy, read_ar
 from ullage.virtual.cudnn.formulas import (
     FOURIER,
     ITEM_BYTES,
-    KINDS,
     ConvolutionProblem,
     Formula,
     Lengths,
@@ -137,36 +136,35 @@ def features(problem: ConvolutionProblem) -> list[int]:
 
     Trees use a feature's place, so names may change and places may not.
     """
-    source, out, weight, size = problem.source, problem.out, problem.weight, lengths(problem)
+    size = lengths(problem)
     batch, inner, outer, groups, item = size.batch, size.inner, size.outer, size.groups, size.item
     rows, source_rows, depth = batch * size.out_pixels, batch * size.pixels, inner * size.taps
     tiles = -(-rows // 128) * -(-outer // 128) * groups
     filter_tiles = -(-outer // 128) * -(-depth // 128) * groups
     data_tiles = -(-source_rows // 128) * -(-inner // 128) * groups
     products = rows * outer * groups * depth
-    source_bytes, out_bytes = source_rows * source[1] * item, rows * out[1] * item
+    source_bytes, out_bytes = source_rows * inner * groups * item, rows * outer * groups * item
     weight_bytes = outer * groups * depth * item
     tensors, transform = source_bytes + out_bytes + weight_bytes, transform_bytes(problem)
-    most, fewest = max(outer * groups, source[1]), min(outer * groups, source[1])
-    product_of_matrices = size.taps == 1 and problem.stride[-1] == 1 and problem.padding[-1] == 0
+    product_of_matrices = size.taps == 1 and size.stride[2] == 1 and size.padding[2] == 0
     named = {
-        "type": KINDS.index(problem.kind),
-        "channels_last": int(problem.channels_last),
+        "type": size.kind,
+        "channels_last": size.last,
         "batch": batch,
         "group_inputs": inner,  # channels of a group
         "group_outputs": outer,
         "groups": groups,
-        "source_height": source[-2],
-        "source_width": source[-1],
+        "source_height": size.source[1],
+        "source_width": size.source[2],
         "source_pixels": size.pixels,
         "out_pixels": size.out_pixels,
-        "filter_height": weight[-2],
-        "filter_width": weight[-1],
+        "filter_height": size.filter[1],
+        "filter_width": size.filter[2],
         "filter_taps": size.taps,  # elements of the filter in one channel
-        "stride": problem.stride[-1],
-        "padding": problem.padding[-1],
-        "dilation": problem.dilation[-1],
-        "dimensions": len(source),
+        "stride": size.stride[2],
+        "padding": size.padding[2],
+        "dilation": size.dilation[2],
+        "dimensions": len(problem.source),
         "group_inputs_mod_8": inner % 8,
         "group_outputs_mod_8": outer % 8,
         "out_pixels_alignment": _multiple(size.out_pixels),
@@ -185,8 +183,8 @@ def features(problem: ConvolutionProblem) -> list[int]:
         "products_in_4096s": min(products >> 12, 2**31 - 1),  # multiplications
         "inputs_per_1000_outputs": 1000 * inner // outer,
         "rows_per_100_outputs": 100 * rows // (outer * groups),
-        "most_channels": most,
-        "fewest_channels": fewest,
+        "most_channels": max(inner, outer) * groups,
+        "fewest_channels": min(inner, outer) * groups,
         "forward_tiles_256_by_128": -(-rows // 256) * -(-outer // 128) * groups,
         "forward_tiles_64": -(-rows // 64) * -(-outer // 64) * groups,
         "data_tiles_64": -(-source_rows // 64) * -(-inner // 64) * groups,
@@ -204,13 +202,13 @@ def features(problem: ConvolutionProblem) -> list[int]:
         "is_matrix_product": int(product_of_matrices),  # a filter of one tap, without stride and padding
         "group_inputs_times_outputs": inner * outer,
         "group_inputs_plus_outputs": inner + outer,
-        "batch_times_height": batch * source[-2],
-        "out_width": out[-1],
+        "batch_times_height": batch * size.source[1],
+        "out_width": size.out[2],
         "transform_kib": transform >> 10,  # by Fourier transforms, see `transform_bytes`
         "transform_per_100_copies": 100 * transform // tensors,
-        "source_depth": source[2] if len(source) == 5 else 1,  # 1 in two dimensions
-        "filter_depth": weight[2] if len(weight) == 5 else 1,
-        "out_height": out[-2],
+        "source_depth": size.source[0],  # 1 in two dimensions
+        "filter_depth": size.filter[0],
+        "out_height": size.out[1],
         "forward_tiles_in_wave": tiles % MULTIPROCESSORS,  # of the last wave, with a tile on every multiprocessor
         "data_tiles_in_wave": data_tiles % MULTIPROCESSORS,
         "filter_tiles_in_wave": filter_tiles % MULTIPROCESSORS,
@@ -274,15 +272,15 @@ def sizes_by_plans(
     if network is None:
         return None
     grown, size = trees(DATA_FOLDER / PLAN_TREES), lengths(problem)
-    row, sizes = plans.row_of(problem), list[tuple[int, float]]()
+    sizes = list[tuple[int, float]]()
     for plan, likely in network.plans(problem, _LEAST_LIKELY, tf32, deterministic):
         cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
         name = f"{problem.direction}{plan.engine}"
         if name + COPIED not in grown:
             continue
-        for count, share in _parts(problem, plan, grown.get(name + PARTS), row, size, cut):
+        for count, share in _parts(plan, grown.get(name + PARTS), size, cut):
             partial = plans.partial_bytes(plan, cut, count)
-            values, copied = plans.tree_inputs(problem, plan, size, cut, count), grown[name + COPIED]
+            values, copied = plans.tree_inputs(plan, size, cut, count), grown[name + COPIED]
             for label, each in _largest_first(_walked(copied, values)):
                 formula = copied.formulas[label]
                 if formula.buffer != FOURIER or parts.buffers[FOURIER]:
@@ -291,22 +289,17 @@ def sizes_by_plans(
 
 
 def _parts(
-    problem: ConvolutionProblem,
-    plan: plans.EnginePlan,
-    grown: WorkspaceTrees | None,
-    row: list[int],
-    size: Lengths,
-    cut: plans.Grid,
+    plan: plans.EnginePlan, grown: WorkspaceTrees | None, size: Lengths, cut: plans.Grid
 ) -> list[tuple[int, float]]:
     """Return the numbers of parts into which a plan may split its sums, with their shares."""
     if grown is None:
         return [(plans.parts_by(plan, cut, 0), 1.0)]
-    if plan.engine in plans.PERSISTENT[problem.direction]:
-        values = plans.tree_inputs(problem, plan, size, cut, 0)
-    elif plan.engine in plans.PRODUCT[problem.direction]:
-        values = [*plans.product_inputs(row, problem.direction), *plans.part_knobs(plan)]
+    if plan.engine in plans.PERSISTENT[plan.direction]:
+        values = plans.tree_inputs(plan, size, cut, 0)
+    elif plan.engine in plans.PRODUCT[plan.direction]:
+        values = [*plans.product_inputs(size, plan.direction), *plans.part_knobs(plan)]
     else:
-        values = [*row, *plans.part_knobs(plan)]
+        values = [*size.row, *plans.part_knobs(plan)]
     shares: dict[int, float] = {}
     for named, share in _walked(grown, values).items():
         count = plans.parts_by(plan, cut, named)
