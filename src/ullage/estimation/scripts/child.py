@@ -245,8 +245,11 @@ class ScriptRun:
 
     def _may_want_data(self, failure: dict[str, Any]) -> bool:
         """Return whether it trained, then read assumed values, and code outside PyTorch failed."""
-        made_up = any(kind in ("values", "readings") for kind, _ in self.card.noted)
-        return made_up and bool(self.watcher.steps) and failure.get("of_script", False)
+        return self._made_up() and bool(self.watcher.steps) and failure.get("of_script", False)
+
+    def _made_up(self) -> bool:
+        """Return whether values or shapes were assumed that may have misled the script."""
+        return any(kind in ("values", "readings", "shapes", "unbounded shapes", "data") for kind, _ in self.card.noted)
 
     def time_is_over(self) -> None:
         """Answer when the time limit is over; called by another thread."""
@@ -284,7 +287,7 @@ class ScriptRun:
                 "out_of_memory": self.card.memory.out_of_memory,
                 "refused": self.card.refused,
                 "not_cached": self.weights.missing,
-                "made_up": any(kind in ("values", "readings") for kind, _ in self.card.noted),
+                "made_up": self._made_up(),
                 "steps": self.watcher.steps,
                 "waits": self._groups is not None and self._groups.messages.waits,
                 "python": sys.executable,

@@ -36,6 +36,10 @@ _ASKS_FOR_GPUS = re.compile(r"requested gpu: \[[\d, ]*?(\d+)\]", re.I)  # Lightn
 _OTHER_VERSION = re.compile(
     r"unexpected keyword argument|cannot import name|has no attribute|positional argument|Weights only load"
 )
+_REFUSED_SIZES = re.compile(
+    r"shape '.*' is invalid for input of size|size of tensor a .* must match the size|shapes cannot be multiplied"
+)
+_ENVIRONMENT = {"distributed", "_dynamo", "_inductor", "cuda", "backends", "cpp_extension.py"}  # parts of PyTorch
 _RUNPY = (runpy.__file__, "<frozen runpy>")
 _PACKAGE = f"{Path(__file__).parents[2]}/"  # Ullage's own files
 
@@ -102,6 +106,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "of_gpu": bool(_ABOUT_GPUS.search(f"{frames[-1].line if frames else ''} {error}")),
         "program": _missing_program(error, frames),
         "of_library": bool(frames) and _is_library(frames[-1].filename),
+        "absent": isinstance(error, FileNotFoundError | NotADirectoryError) and bool(error.filename),
     }
 
 
@@ -136,7 +141,7 @@ def _missing_program(error: BaseException, frames: traceback.StackSummary) -> st
 
 
 def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
-    """Return whether the script or a library raised it: not PyTorch, Ullage, the system or the network."""
+    """Return whether the script or a library raised it, or PyTorch refused what they passed to it."""
     if isinstance(error, OSError | MemoryError | NotImplementedError) or not frames:
         return False
     if not isinstance(error, Exception | KeyboardInterrupt):
@@ -147,7 +152,16 @@ def _is_of_script(error: BaseException, frames: traceback.StackSummary) -> bool:
         return bool(files) and _is_outside(files[-1])
     if isinstance(error, AttributeError | TypeError) and re.search("torch|cuda", f"{last.line} {error}"):
         return False  # something of PyTorch that the virtual GPU may lack
-    return _is_outside(last.filename)
+    return _is_outside(last.filename) or _is_refused(error, last)
+
+
+def _is_refused(error: BaseException, last: traceback.FrameSummary) -> bool:
+    """Return whether PyTorch, or Ullage in its place, refused arguments: sizes that do not match, an empty data set."""
+    if _REFUSED_SIZES.search(str(error)):
+        return True
+    raised = (last.line or "").startswith(("raise ", "assert "))  # not in C++, which may lack the data of a tensor
+    environment = _ENVIRONMENT.intersection(Path(last.filename).parts)
+    return type(error) in (RuntimeError, ValueError, IndexError, AssertionError) and raised and not environment
 
 
 def _is_outside(filename: str) -> bool:
@@ -189,8 +203,11 @@ def is_own(failure: dict[str, Any]) -> bool:
         return False
     kind = failure["kind"]
     if kind == "exception":
-        lacking = _lacks_checkpoint(failure) or _lacks_data(failure) or _lacks_network(failure) or _lacks_room(failure)
-        return bool(failure["of_script"]) and not failure["of_gpu"] and not lacking
+        if _lacks_checkpoint(failure) or _lacks_network(failure) or _lacks_room(failure):
+            return False
+        if _lacks_data(failure):
+            return bool(failure["absent"]) and not failure["program"]
+        return bool(failure["of_script"]) and not failure["of_gpu"]
     return kind in ("syntax", "package") or (kind == "exit" and failure["code"] == 2)
 
 
