@@ -41,7 +41,13 @@ SPLIT_K, TILE, SPLIT_K_BUFFERS, TILE_K, SLICES, INDEX_MODE, WORKSPACE_KNOB = 0, 
 CLUSTER_ROWS, CLUSTER_COLUMNS = 27, 28
 _SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTER_ROWS, CLUSTER_COLUMNS)
 
-_ENGINES = tomllib.loads((DATA_FOLDER / f"engines-cudnn{MEASURED_CUDNN}-sm_90.toml").read_text(encoding="utf-8"))
+
+def figures_of(what: str) -> dict[str, Any]:
+    """The figures about the cuDNN and the card that were measured; another file is for another cuDNN or card."""
+    return tomllib.loads((DATA_FOLDER / f"{what}-cudnn{MEASURED_CUDNN}-sm_90.toml").read_text(encoding="utf-8"))
+
+
+_ENGINES = figures_of("engines")
 
 
 def _engines(kind: str) -> dict[str, tuple[int, ...]]:

@@ -27,6 +27,7 @@ from ullage.virtual.call.plan import (
     new,
     suggested_format,
 )
+from ullage.virtual.cudnn.plans import figures_of
 from ullage.virtual.operators.reductions import add_buffers, add_moments, sum_kind
 from ullage.virtual.state import GPUState
 
@@ -267,23 +268,20 @@ def _input_gradient(
     return new(tuple(source.shape), grad.dtype, _strides(source) if train else None)
 
 
-# cuDNN's workspace for channels-last tensors, found from 2,150 calls on an H200: the tensor is cut into tiles of
-# channels and rows; each tile leaves two single-precision sums a channel (forward also a count), each column of tiles
-# a counter, and there is a fixed part. Channels that are no multiple of 4 are not read in vectors: smaller tiles.
-_FORWARD_BASE, _BACKWARD_BASE = 1072, 1056
-_FORWARD_ROWS = {torch.float16: 160, torch.float32: 64}
-_BACKWARD_ROWS = 96
+_FIGURES = figures_of("normalization")
 
 
 def cudnn_workspace(size: Any, dtype: torch.dtype, forward: bool) -> int:
     """Bytes of cuDNN's workspace for a channels-last tensor of this size."""
     channels, rows = size[1], math.prod(size) // max(1, size[1])
-    height = _FORWARD_ROWS.get(dtype, 64) if forward else _BACKWARD_ROWS
-    width = 64 if channels % 4 == 0 else 4 if channels <= 4 else 16
-    height *= 4 if width == 4 else 1
-    per_tile = 8 * width + (4 if forward else 0)
-    column = 4 + per_tile * ceil_div(rows, height)
-    return (_FORWARD_BASE if forward else _BACKWARD_BASE) + ceil_div(channels, width) * column
+    figures = _FIGURES["forward" if forward else "backward"]
+    height, width = figures["rows_float16" if dtype is torch.float16 else "rows"], _FIGURES["width"]
+    if channels % 4 and channels > 4:
+        width = _FIGURES["odd_width"]
+    elif channels % 4:
+        height, width = 4 * height, _FIGURES["narrow_width"]
+    column = 4 + (8 * width + figures["count"]) * ceil_div(rows, height)
+    return int(figures["base"] + ceil_div(channels, width) * column)
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

@@ -1,10 +1,11 @@
 """Recurrent networks by cuDNN, and PyTorch's fused cells (aten/src/ATen/native/cudnn/RNN.cpp, cuda/RNN.cu).
 
-What cuDNN itself takes is not documented; the formulas were fitted to calls on an H200 with cuDNN 9.19. Of 600 other
+What cuDNN itself takes is not documented; its figures (`cudnn/data`) were read off calls on an H200. Of 600 other
 calls, drawn at random, 254 are exact in every size; the peak of the step is exact for 349, within 1 % for 434 and
 within 10 % for 565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,18 +28,21 @@ from ullage.virtual.call.plan import (
     new,
     twin,
 )
+from ullage.virtual.cudnn.plans import figures_of
 from ullage.virtual.operators.reductions import add_sum
 
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
-_LIBRARY = 8 * 2**20  # bytes of workspace for each layer and direction
-_HEADER = 256
+_NAMES = {RELU: "plain", TANH: "plain", LSTM: "lstm", GRU: "gru"}
+_FIGURES = figures_of("recurrent")
+_HEADER: int = _FIGURES["header"]
+_CHOICES = {"least": 0, "middle": 1, "most": -1}  # places among sums in their order
 _PERSISTENT_SMS = 98
 _VOLTA_PERSISTS = ((40, 128), (20, 96), (10, 32))  # at least so many steps, at most so large a batch
 
 
 def _aligned(size: int) -> int:
-    return round_up(size, 32)
+    return round_up(size, _FIGURES["alignment"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +97,9 @@ class RecurrentNetwork:
 
     def workspace(self, backward: bool = False) -> int:
         itemsize = self.dtype.itemsize
-        elements = self._packed_elements() if self.packed else self._elements(backward)
         lengths = 0 if self.packed else _aligned(8 * self.batch)
-        fixed = _HEADER + lengths + _LIBRARY * self.layers * self.directions
-        return _aligned(elements * itemsize) + self.matrices() * itemsize + fixed
-
-    def _packed_elements(self) -> int:
-        token, state = self.tokens * self.hidden, self.batch * self.hidden * self.layers
-        if self.mode == LSTM:
-            return 4 * token + 6 * state if self.directions == 1 else 12 * token + 16 * state
-        if self.mode == GRU:
-            return 3 * token + 3 * state if self.directions == 1 else 10 * token + 10 * state
-        if self.directions == 2:
-            return (8 if self.deep else 6) * token + 6 * state
-        if not self.deep:
-            return 2 * token + state
-        return min(2 * token + state, token + 8 * self.batch * self.hidden + 5 * state)
+        fixed = _HEADER + lengths + int(_FIGURES["library"]) * self.layers * self.directions
+        return _aligned(self._elements(backward) * itemsize) + self.matrices() * itemsize + fixed
 
     def _persists(self) -> bool:
         """RNN.cpp, get_algo: one layer of half precision may stay on the multiprocessors."""
@@ -130,62 +121,44 @@ class RecurrentNetwork:
         return self.batch % 8 == 0 and self.batch <= 128 and few
 
     def _elements(self, backward: bool) -> int:
-        """Return the workspace's elements; small networks stay on the multiprocessors for all steps and need more for
-        gates."""
-        most = (192, 384) if not backward else (128, 256)
-        small = self.hidden <= most[0 if self.mode in (LSTM, GRU) else 1]
-        small = small and self.dtype is not torch.bfloat16 and not self.projected
-        small = small or self._persists()
-        if self.mode == LSTM:
-            return self._lstm_elements(small)
-        if self.directions == 2:
-            return self._other_both_ways(small)
-        return self._other_elements(small)
-
-    def _lstm_elements(self, small: bool) -> int:
-        token, given = self.tokens * self.hidden, self.tokens * self.inputs
+        """Return the workspace's numbers: all rows of the figures whose words hold, added up."""
         cell = self.batch * self.hidden
-        state = cell * self.layers
-        between = token if self.dropout and self.deep else 0
-        if self.directions == 2:
-            return (30 * token + 18 * state if small else 14 * token + 24 * state) + given + between
-        if small:
-            return 18 * token + max(3 * token + given, 8 * cell, 3 * given - 3 * token + 4 * cell) + 8 * state + between
-        if self.projected:
-            projected = self.tokens * self.projected
-            states = (8 * cell + 2 * self.batch * self.projected) * self.layers
-            return 5 * token + given + projected + states + between
-        extra = cell if self.train and not self.deep else 0
-        return 3 * token + given + max(token, given) + max(token, given + extra) + 10 * state + between
+        values = {
+            "token": self.tokens * self.hidden,
+            "given": self.tokens * self.inputs,
+            "cell": cell,
+            "state": cell * self.layers,
+            "projected": self.tokens * self.projected,
+            "projected_state": self.batch * self.projected * self.layers,
+        }
+        total, words = 0, self._words(backward)
+        for row in _FIGURES["elements"]:
+            if words.issuperset(row["words"].split()):
+                total += _sum_of(row["sum"], values)
+                for choice, place in _CHOICES.items():
+                    if choice in row:
+                        total += sorted(_sum_of(counts, values) for counts in row[choice])[place]
+        return total
 
-    def _other_both_ways(self, small: bool) -> int:
-        token, given = self.tokens * self.hidden, self.tokens * self.inputs
-        state = self.batch * self.hidden * self.layers
-        if small:
-            between = 2 * token if self.deep else 0
-            return (24 if self.mode == GRU else 19) * token + 2 * given + 14 * state + between
-        if self.deep:
-            return 12 * token + 2 * given + 14 * state
-        return (12 * token + given if self.mode == GRU else 10 * token + 2 * given) + 14 * state
+    def _words(self, backward: bool) -> set[str]:
+        """What the figures' rows say a network is; small ones stay on the multiprocessors for all steps."""
+        most = _FIGURES["small"]["backward" if backward else "forward"][_GATES[self.mode] == 1]
+        small = self.hidden <= most and self.dtype is not torch.bfloat16 and not self.projected
+        return {
+            _NAMES[self.mode],
+            "lstm" if self.mode == LSTM else "other",
+            "both" if self.directions == 2 else "one",
+            "packed" if self.packed else "padded",
+            "small" if small or self._persists() else "large",
+            "deep" if self.deep else "shallow",
+            "train" if self.train else "eval",
+            "dropout" if self.dropout and self.deep else "certain",
+            "projected" if self.projected else "whole",
+        }
 
-    def _other_elements(self, small: bool) -> int:
-        token, given = self.tokens * self.hidden, self.tokens * self.inputs
-        cell = self.batch * self.hidden
-        state = cell * self.layers
-        gru = self.mode == GRU
-        if small and self.train:
-            between = token if self.deep else 0
-            return (17 if gru else 12) * token + 2 * given + max(token, given) + 6 * state + between
-        if small:
-            return (16 if gru else 6) * token + given + 4 * state
-        if not self.train:
-            return (4 * token + 5 * state if gru else 2 * token + 3 * state) + given
-        if not self.deep:
-            return 3 * token + 2 * given + max(token, given) + 5 * state
-        if self.dropout and gru:
-            return 5 * token + given + 5 * state
-        double = max(0, min(given, given - token + 8 * cell + 4 * state))
-        return 4 * token + given + 5 * state + double
+
+def _sum_of(counts: Mapping[str, int], values: Mapping[str, int]) -> int:
+    return sum(count * values[name] for name, count in counts.items())
 
 
 def network_of(call_args: Any, gpu: GPU, offset: int = 0) -> RecurrentNetwork:
