@@ -3,7 +3,7 @@
     python benchmarks/speed/manager.py submit [--jobs 300] [--queued 2000]
     python benchmarks/speed/manager.py starts [--jobs 30]
     python benchmarks/speed/manager.py orders [--jobs 10000] [--kilobytes 4]
-    python benchmarks/speed/manager.py estimates [--elements 20] [--each] [--against CHECKOUT]
+    python benchmarks/speed/manager.py estimates [--elements 20] [--each | --kinds] [--against CHECKOUT]
 
 Each starts a daemon of its own on virtual GPUs in a temporary home.
 
@@ -18,8 +18,10 @@ all the time: it prints how long each order takes, and how long the longest ping
 
 `estimates` submits an array of one script with `--seed {index}`. As root, a job of another user (nobody) is submitted
 after it. It prints after how many seconds the last element, and the other user's job, have their estimates. With
-`--each` every element is estimated, none speaks for others, and the estimates a second are printed. `--against` does
-the same with the daemon of another checkout, in turns.
+`--each` every element is estimated, none speaks for others, and the estimates a second are printed. `--kinds` submits a
+job of each kind of `manager_trace.py` instead, one after the other, to a daemon that has made an estimate before. It
+prints how long each estimate took, the processor time of all its processes, and how long the next job of that kind
+takes from its submission to its start. `--against` does the same with the daemon of another checkout, in turns.
 """
 
 from __future__ import annotations
@@ -50,6 +52,9 @@ SUBMIT_GOAL, PING_GOAL = 0.020, 0.100  # seconds
 OTHERS = 1000
 OTHER = "nobody"
 TURNS = 2
+PATIENCE = 900.0  # seconds for an estimate
+WARMING = 15.0  # seconds in which the daemon's waiting processes import more
+SHARE = 0.5  # of the steps of a kind of job
 SCRIPT = """
 import argparse, torch
 parser = argparse.ArgumentParser()
@@ -238,7 +243,7 @@ def orders(home: Path, jobs: int, kilobytes: int) -> None:
     client.call("cancel", jobs=[job["id"] for job in client.queue()])
 
 
-def estimates(elements: int, each: bool, against: Path | None) -> None:
+def estimates(elements: int, each: bool, kinds: bool, against: Path | None) -> None:
     """Measure with the daemon of this checkout, and in turns with that of another."""
     group = f'[access]\ngroup = "{grp.getgrgid(pwd.getpwnam(OTHER).pw_gid).gr_name}"\n' if os.geteuid() == 0 else ""
     samples = "[estimating]\narray_samples = 0\nper_user = 2\nat_once = 2\n" if each else ""
@@ -250,10 +255,43 @@ def estimates(elements: int, each: bool, against: Path | None) -> None:
             os.environ["PYTHONPATH"] = str(checkout / "src")
         with daemon("--settings", "settings.toml", files=files) as home:
             began = processor_seconds()
-            wait_for(home, elements, each)
+            if kinds:
+                estimate_kinds(home)
+            else:
+                wait_for(home, elements, each)
         if each:
             taken = processor_seconds() - began
             print(f"processor seconds an estimate, with the daemon's: {taken / elements:.2f}", flush=True)
+
+
+def estimate_kinds(home: Path) -> None:
+    """Print what the estimate of each kind of the trace takes, and how soon the next job of the kind starts."""
+    sys.path.append(str(HERE / "benchmarks/gpu"))
+    from manager_trace import KINDS, LARGE, warm_up, words
+
+    client = Client(home)
+    warm_up(client, PATIENCE)
+    time.sleep(WARMING)
+    print(f"{'kind':20}{'estimate, s':>13}{'processor, s':>14}{'start, s':>10}  bound")
+    for kind in (*KINDS, *LARGE):
+        used, began = processor_seconds_of_daemon(), time.monotonic()
+        [estimated] = client.submit(words(kind, SHARE), hold=True)
+        client.wait_for_estimate(estimated, timeout=PATIENCE)
+        taken = time.monotonic() - began
+        used = processor_seconds_of_daemon() - used
+        [started] = client.submit(words(kind, SHARE))
+        while (status := client.status(started))["started"] is None:
+            time.sleep(0.002)
+        times = f"{taken:13.1f}{used:14.1f}{status['waited']:10.2f}"
+        print(f"{kind.name:20}{times}  {status['promise']}", flush=True)
+        client.cancel(estimated, started)
+
+
+def processor_seconds_of_daemon() -> float:
+    """Of the daemon, the only child of this process, and of its own children that have ended."""
+    [serving] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    fields = Path(f"/proc/{serving}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds() -> float:
@@ -306,10 +344,11 @@ def main() -> None:
     part = parts.add_parser("estimates", help="how long estimates take")
     part.add_argument("--elements", type=int, default=20)
     part.add_argument("--each", action="store_true", help="estimate every element")
+    part.add_argument("--kinds", action="store_true", help="estimate each kind of job of manager_trace.py")
     part.add_argument("--against", type=Path, metavar="CHECKOUT", help="another checkout to compare with")
     options = parser.parse_args()
     if options.what == "estimates":
-        estimates(options.elements, options.each, options.against)
+        estimates(options.elements, options.each, options.kinds, options.against)
         return
     with daemon("--estimator", "none") as home:
         if options.what == "submit":

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -279,6 +280,34 @@ def test_a_worker_keeps_its_imports_and_no_state(possible, warm, env, folder):
     assert [each["loaded"] for each in seen] == [True, True]
     assert [each["terminal"] for each in seen] == ["/dev/pts/0", "/dev/pts/1"]
     assert not any(each["trace"] for each in seen), "the first must not be seen by the second"
+
+
+def test_a_worker_imports_more_while_it_waits(possible, env):
+    if "forked" not in possible:
+        pytest.skip("this system refuses namespaces or overlays")
+    own = WorkerPool([PRELOADED], later=["mailbox", "not_installed"])
+    ask = partial(run, "children:leaves_a_trace", {"module": "mailbox"}, env=env, private=Sandbox(), warm=own)
+    try:
+        while not ask().answer["loaded"]:
+            pass
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize("line", ["raise RuntimeError", "threading.Thread(target=time.sleep, args=[600]).start()"])
+def test_a_worker_goes_on_without_what_it_cannot_import(possible, env, tmp_path, line):
+    if "forked" not in possible:
+        pytest.skip("this system refuses namespaces or overlays")
+    module = tmp_path / "of_the_user.py"
+    module.write_text(f"import threading, time\n{line}")
+    given = {**env, "PYTHONPATH": f"{tmp_path}:{env['PYTHONPATH']}"}
+    own = WorkerPool([PRELOADED], later=[module.stem])
+    ask = partial(run, "children:leaves_a_trace", env=given, private=Sandbox(), warm=own)
+    try:
+        for name, loaded in ((PRELOADED, True), (module.stem, False)) * 3:
+            assert ask({"module": name}).answer["loaded"] is loaded
+    finally:
+        own.close()
 
 
 def test_what_changes_what_is_imported_is_imported_anew(possible, warm, env, tmp_path):

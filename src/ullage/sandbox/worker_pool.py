@@ -14,13 +14,14 @@ guard starts the child.
 
 import gc
 import importlib
+import importlib.util
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ullage.sandbox import kernel, recording
@@ -41,7 +42,10 @@ from ullage.sandbox.spawn import (
 
 _ENTRY = "ullage.sandbox.worker_pool:wait_for_children"
 _IDLE = 300.0  # seconds
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # NumPy would start others on import, and a fork has one of them only
+_ONE_THREAD = {  # NumPy and PyArrow would start others on import, and a fork has one of them only
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
 _MOST_WRITTEN = 1 << 26  # bytes, while it imports
 _OFTEN, _SELDOM, _YOUNG = 0.1, 5.0, 10.0  # seconds between two looks at a worker, in its first seconds and later
 
@@ -54,9 +58,16 @@ class WorkerPool:
     """
 
     def __init__(
-        self, preload: Sequence[str], *, most: int = 4, idle: float = _IDLE, limits: Limits | None = None
+        self,
+        preload: Sequence[str],
+        *,
+        later: Sequence[str] = (),
+        most: int = 4,
+        idle: float = _IDLE,
+        limits: Limits | None = None,
     ) -> None:
-        self._request, self._most, self._limits = {"preload": list(preload), "idle": idle}, most, limits or Limits()
+        self._request = {"preload": list(preload), "later": list(later), "idle": idle}
+        self._most, self._limits = most, limits or Limits()
         self._known: dict[Any, _Worker] = {}  # the one that was asked last comes last
         self._lock = threading.Lock()
 
@@ -145,21 +156,53 @@ class _Worker:
 
 
 def wait_for_children(request: dict[str, Any]) -> None:
-    """In the worker: import the modules of `preload`, then fork for each guard, until `idle` seconds pass."""
-    channel = FdChannel(request["channel"])
+    """In the worker: import the modules of `preload`, then fork for each guard, until `idle` seconds pass. A fork does
+    so in its place while it imports the modules of `later`, and for good if that fails or starts threads."""
+    channel, idle = FdChannel(request["channel"]), request["idle"]
     notes, given = os.memfd_create("reads"), dict(os.environ)  # modules set variables, too
     recording.start(notes)
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # folders stay as they were when they were read
-    for module in request["preload"]:
-        importlib.import_module(module)
-    sys.dont_write_bytecode = before
-    if count_threads() > 1:
-        return  # a fork has one of them only
+    if not _can_fork_after(request["preload"]):
+        return
     imported = recording.reads_of(notes, given)
+    if request["later"]:
+        until_ready, ready = os.pipe()
+        deputy = os.fork()
+        if deputy == 0:
+            os.close(ready)
+            _fork_for_guards(channel, imported, idle, until_ready)
+            os._exit(0)
+        if not _can_fork_after(filter(_is_installed, request["later"])):
+            os.waitpid(deputy, 0)
+            return
+        os.close(ready)
+        imported = recording.reads_of(notes, given)
+    _fork_for_guards(channel, imported, idle)
+
+
+def _can_fork_after(modules: Iterable[str]) -> bool:
+    """Import modules; return whether this process has one thread after that: a fork has no other."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # folders stay as they were when they were read
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except Exception:
+        return False
+    finally:
+        sys.dont_write_bytecode = before
     gc.collect()
     gc.freeze()  # the pages of what is there stay shared
+    return count_threads() == 1
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module.partition(".")[0]) is not None
+
+
+def _fork_for_guards(channel: FdChannel, imported: recording.Reads, idle: float, end: int | None = None) -> None:
+    """Fork for each guard until there was none for a while, or until the pipe `end` is closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that are forked here
-    while select.select([channel], [], [], request["idle"])[0]:
+    wanted: list[Any] = [channel, *([] if end is None else [end])]
+    while channel in select.select(wanted, [], [], idle)[0]:
         received = channel.receive()
         if received is None or not _is_current(imported):
             return

@@ -1,7 +1,7 @@
 """A script is followed to its end: what comes beside training and after it, by the shortest way."""
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -557,3 +557,11 @@ def test_a_script_whose_shapes_reveal_selections_runs_again(monkeypatch):
     )
     _, found = parent.follow(parent.Run(request=request, python=Interpreter(sys.executable, {})))
     assert asked == [{}, {"x": 3}] and found["number"] == 2
+
+
+def test_a_module_of_the_script_is_imported_before_a_waiting_one(follow, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "httpx"]:
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    monkeypatch.setitem(sys.modules, "httpx", ModuleType("httpx"))
+    (tmp_path / "httpx.py").write_text("print('of the script')")
+    assert "of the script" in follow("import httpx")["printed"]

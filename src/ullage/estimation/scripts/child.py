@@ -28,7 +28,7 @@ from ullage.estimation.scripts.driver import install_driver
 from ullage.estimation.scripts.failures import as_user_sees, describe, where_now
 from ullage.estimation.scripts.loops import compiled
 from ullage.estimation.scripts.processes import Launching, Processes
-from ullage.estimation.scripts.request import GRACE, ScriptRequest, packed
+from ullage.estimation.scripts.request import GRACE, SLOW_PACKAGES, ScriptRequest, packed
 from ullage.estimation.scripts.stand_ins import install_stand_ins
 from ullage.estimation.scripts.weights import Weights
 from ullage.estimation.scripts.when_to_stop import RunWatcher
@@ -92,6 +92,15 @@ def leave_after(seconds: float) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True, name="ullage-exit").start()
+
+
+def _import_from(folder: str) -> None:
+    """Let imports look into the script's folder first, also for packages that a worker has imported before."""
+    sys.path.insert(0, folder)
+    for package in {name.partition(".")[0] for name in SLOW_PACKAGES}.intersection(sys.modules):
+        if any(Path(folder, file).exists() for file in (f"{package}.py", f"{package}/__init__.py")):
+            for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+                del sys.modules[name]
 
 
 SIZES_MATTER = 0.01  # of the peak: where that much was assumed and not there, the script is run again
@@ -184,13 +193,13 @@ class ScriptRun:
         request = self._request
         sys.argv = [request.path, *request.args]
         if request.module:
-            sys.path.insert(0, os.getcwd())
+            _import_from(os.getcwd())
             runpy.run_module(request.path, run_name="__main__", alter_sys=True)
         elif Path(request.path).is_dir():
-            sys.path.insert(0, request.path)
+            _import_from(request.path)
             runpy.run_path(request.path, run_name="__main__")
         else:
-            sys.path.insert(0, str(Path(request.path).resolve().parent))
+            _import_from(str(Path(request.path).resolve().parent))
             main = ModuleType("__main__")
             main.__dict__.update(__file__=request.path, __builtins__=__builtins__, __cached__=None)
             sys.modules["__main__"] = main

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import ullage
 from ullage.estimation.jobs.command import ScriptCommand, script_of
+from ullage.estimation.scripts.request import SLOW_PACKAGES
 from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.works import read_utilization
@@ -251,7 +252,7 @@ class Estimates:
         self._comparers = ThreadPoolExecutor(_COMPARED_AT_ONCE, "compare")
         limits = Limits(memory=rules.memory, processes=rules.processes)
         self._pythons: dict[str, str | None] = {}  # that scripts ran in; `None` is Ullage's own
-        self._warm = WorkerPool(_PRELOAD, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
+        self._warm = WorkerPool(_PRELOAD, later=SLOW_PACKAGES, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
 
     def want(self, job: int | str, request: EstimateRequest, done: Done | None = None) -> None:
         """Request an estimate for a job or a question. Equal requests that have not begun share one; a later one is
