@@ -7,6 +7,7 @@ from tests.loops import for_each
 from typer.testing import CliRunner
 
 from ullage.cli import all_commands, app
+from ullage.jobs.job_files import JobSpec
 
 ROOT = all_commands()
 
@@ -70,6 +71,13 @@ def test_every_option_and_argument_says_what_it_means():
     for path, command in COMMANDS.items():
         for item in command.params:
             assert item.hidden or (item.help or "").endswith("."), f"ullage {path}: {item.opts} has no help"
+
+
+def test_the_api_describes_a_job_as_the_command_line_does():
+    described = {name: each.get("description") for name, each in JobSpec.model_json_schema()["properties"].items()}
+    helps = {option.name: option.help for path, option in OPTIONS if path == "submit" and option.name in described}
+    assert len(helps) > 20 and helps.pop("env")
+    assert helps == {name: described[name] for name in helps}
 
 
 @for_each(COMMANDS)

@@ -8,9 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from ullage.cli import completion
-from ullage.cli.jobs import client, print_json
-from ullage.cli.options import START_FORMS, Json, Scope, argument, option
+from ullage.cli.jobs import Scope, of_verb, option_of, print_json
+from ullage.cli.options import Json, argument, option
 from ullage.cli.tables import fitted
+from ullage.jobs.schedules import START_FORMS, parse_start
+from ullage.manager import verbs
+from ullage.manager.client import Client
 from ullage.text import plain, plain_values
 from ullage.units import parse_duration
 
@@ -30,7 +33,7 @@ Cards = Annotated[list[str], argument("GPU indices or UUIDs.", "GPU", complete=c
 @admin.command()
 def drain(
     gpus: Cards,
-    reason: Annotated[str, option("Reason to show in 'ullage queue --show-gpus'.", "TEXT")] = "",
+    reason: Annotated[str, option_of(verbs.Reason, "TEXT")] = "",
     begin: Annotated[str | None, option(f"Start of the drain: {START_FORMS}.", "--from TIME", default="now")] = None,
     until: Annotated[str | None, option("End of the drain.", "TIME", default="'ullage admin resume'")] = None,
     allow: Annotated[list[str] | None, option("User or group that may still start jobs.", "USER|@GROUP")] = None,
@@ -46,13 +49,11 @@ def drain(
       ullage admin drain 2 --reason "loud fan"
       ullage admin drain 0 1 --from 2026-11-20T08:00 --until 2026-11-20T12:00 --allow @vision
     """
-    from ullage.jobs.schedules import parse_start
-
     now = time.time()
     begins, ends = (None if text is None else parse_start(text, now) for text in (begin, until))
     users = [name for name in allow or () if not name.startswith("@")]
     groups = [name[1:] for name in allow or () if name.startswith("@")]
-    answers = [client().drain(gpu, reason, begins, ends, users, groups) for gpu in gpus]
+    answers = [Client().drain(gpu, reason, begins, ends, users, groups) for gpu in gpus]
     if as_json:
         print_json(answers)
         return
@@ -60,33 +61,27 @@ def drain(
         print(f"GPU {answer['index']} ({answer['gpu']}) {plain(answer['text'])}")
 
 
-@admin.command()
-def resume(
-    gpus: Cards,
-    later: Annotated[bool, option("Also cancel drains that have not begun.", "--all -a")] = False,
-    as_json: Json = False,
-) -> None:
-    """Let new jobs start on drained GPUs again.
+def _resumed(answer: dict[str, Any]) -> str:
+    left = f"; it {answer['text']}" if answer["text"] else ""
+    return f"GPU {answer['index']} ({answer['gpu']}) gets new jobs again{left}"
+
+
+_RESUME = """Let new jobs start on drained GPUs again.
 
     Example:
 
       ullage admin resume 2
     """
-    answers = [client().resume(gpu, later) for gpu in gpus]
-    if as_json:
-        print_json(answers)
-        return
-    for answer in answers:
-        left = f"; it {plain(answer['text'])}" if answer["text"] else ""
-        print(f"GPU {answer['index']} ({answer['gpu']}) gets new jobs again{left}")
+_LATER = {"later": (Annotated[bool, option_of(verbs.Later, "--all -a")], False)}
+admin.command("resume")(of_verb("resume", _RESUME, Cards, _resumed, _LATER))
 
 
 @token.command()
 def create(
-    name: Annotated[str, option("Name of the token.", "--name -N NAME")] = "",
+    name: Annotated[str, option_of(verbs.TokenName, "--name -N NAME")] = "",
     scope: Scope = "submit",
     expires: Annotated[str | None, option("Lifetime, such as 12h or 30d.", "TIME", default="unlimited")] = None,
-    user: Annotated[str | None, option("User of the token (operators only).", "--user -u NAME", default="you")] = None,
+    user: Annotated[str | None, option_of(verbs.Owner, "--user -u NAME", default="you")] = None,
     as_json: Json = False,
 ) -> None:
     """Create a token and print it. It is shown only once.
@@ -97,7 +92,7 @@ def create(
       ullage admin token create --name prometheus --scope read
     """
     lasts = None if expires is None else parse_duration(expires)
-    made = client().token_create(name=name, scope=scope, lasts=lasts, user=user)
+    made = Client().token_create(name=name, scope=scope, lasts=lasts, user=user)
     if as_json:
         print_json(made)
         return
@@ -109,7 +104,7 @@ def create(
 
 @token.command("list")
 def list_tokens(
-    everybody: Annotated[bool, option("Show the tokens of all users (operators only).", "--all -a")] = False,
+    everybody: Annotated[bool, option_of(verbs.Everybody, "--all -a")] = False,
     as_json: Json = False,
 ) -> None:
     """List your tokens by number, without their secrets.
@@ -118,7 +113,7 @@ def list_tokens(
 
       ullage admin token list
     """
-    token_records = client().tokens(everybody=everybody)
+    token_records = Client().tokens(everybody=everybody)
     if as_json:
         print_json(token_records)
         return
@@ -132,24 +127,14 @@ def list_tokens(
     )
 
 
-@token.command()
-def revoke(
-    tokens: Annotated[list[int], argument("Token numbers from 'ullage admin token list'.", "TOKEN", completion.tokens)],
-    as_json: Json = False,
-) -> None:
-    """Revoke tokens.
+_REVOKE = """Revoke tokens.
 
     Example:
 
       ullage admin token revoke 3 4
     """
-    manager = client()
-    done = [manager.token_revoke(number) for number in tokens]
-    if as_json:
-        print_json(done)
-        return
-    for each in done:
-        print(f"token {each['id']} of {each['user']} is revoked")
+_TOKENS = Annotated[list[int], argument("Token numbers from 'ullage admin token list'.", "TOKEN", completion.tokens)]
+token.command("revoke")(of_verb("token_revoke", _REVOKE, _TOKENS, "token {id} of {user} is revoked".format_map))
 
 
 def _valid(each: dict[str, Any]) -> str:

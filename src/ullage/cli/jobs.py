@@ -1,39 +1,47 @@
 """Commands about jobs: `ullage queue`, `status`, `logs`, `cancel`, `wait` and `report`."""
 
 import datetime
+import inspect
 import json
+import re
 import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from ullage.cli import completion
 from ullage.cli.exit_codes import DONE, FAILED
 from ullage.cli.job_tables import FORMAT_HELP, OVER, QUEUE, chosen, show
-from ullage.cli.options import MOMENT_FORMS, Json, argument, option
+from ullage.cli.options import MOMENT_FORMS, Json, Options, argument, option, with_options
 from ullage.cli.tables import fitted, text_width
 from ullage.errors import InvalidValue, UllageError
+from ullage.manager import verbs
 from ullage.manager.client import Client
 from ullage.manager.job_words import attempt_words, exact_moment, facts, memory, reference
 from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
-MOST_ROWS = 100_000  # that the daemon gives at a time
 _MANY, _LATEST = 10, 20  # lines that say the same, and jobs that are over
+
+
+def option_of(argument: Any, *spelling: str, **shown: Any) -> Any:
+    """Make an option for an argument of a verb (`ullage.manager.verbs`), with its help and its least value."""
+    about = get_args(argument)[1]
+    least = next((limit.ge for limit in about.metadata if hasattr(limit, "ge")), None)
+    return option(about.description, *spelling, min=least, **shown)
+
 
 JOBS_HELP = "Job numbers (17), array jobs (12_3), whole arrays (12_all) or names."
 JobNumber = Annotated[str, argument("Job number (17), array job (12_3) or name.", "JOB", completion.jobs)]
 JobNumbers = Annotated[list[str], argument(JOBS_HELP, "JOB", completion.jobs)]
-User = Annotated[str | None, option("Show only this user's jobs.", "--user -u NAME")]
-
-
-def client() -> Client:
-    return Client()
+User = Annotated[str | None, option_of(verbs.User, "--user -u NAME")]
+Scope = Annotated[str, option_of(verbs.TokenScope, "|".join(verbs.SCOPES), complete=[*verbs.SCOPES])]
 
 
 def print_json(answer: Any) -> None:
@@ -68,9 +76,7 @@ def queue(
     user: User = None,
     every: Annotated[bool, option("Show each array job in its own row.", "--all -a")] = False,
     over: Annotated[bool, option("Show finished jobs, the latest first.", "--over")] = False,
-    limit: Annotated[
-        int | None, option("Maximum number of rows.", "--limit -n N", min=1, default="20 of --over")
-    ] = None,
+    limit: Annotated[int | None, option_of(verbs.Rows, "--limit -n N", default="20 of --over")] = None,
     columns: Annotated[str | None, option(FORMAT_HELP, "--format COLUMNS", complete=completion.columns)] = None,
     gpus: Annotated[bool, option("Also show used, promised and free memory of each GPU.", "--show-gpus")] = False,
     as_json: Json = False,
@@ -89,9 +95,9 @@ def queue(
       ullage queue --user ada --show-gpus
       ullage queue --over --all --format id,user,ran,exit
     """
-    names, manager = chosen(columns or (OVER if over else QUEUE)), client()
+    names, manager = chosen(columns or (OVER if over else QUEUE)), Client()
     if over:
-        _show_over(manager, user, MOST_ROWS if every else limit or _LATEST, names, as_json)
+        _show_over(manager, user, verbs.MOST_ROWS if every else limit or _LATEST, names, as_json)
         return
     if as_json:
         jobs = manager.queue(user, limit)
@@ -161,9 +167,7 @@ def _gpu_table(cards: list[dict[str, Any]], width: int) -> str:
 
 
 def status(
-    job: Annotated[
-        str | None, argument("Job number (17), array job (12_3), array (12_all) or name.", "JOB", completion.jobs)
-    ] = None,
+    job: Annotated[str | None, argument(verbs.JobReference.__metadata__[0].description, "JOB", completion.jobs)] = None,
     as_json: Json = False,
 ) -> None:
     """Show a job in detail, or the state of the daemon.
@@ -177,10 +181,10 @@ def status(
       ullage status
     """
     if job is None:
-        about = client().ping()
+        about = Client().ping()
         print_json(about) if as_json else _print_daemon(plain_values(about))
         return
-    records = client().jobs(job)
+    records = Client().jobs(job)
     if as_json:
         print_json(records)
     else:
@@ -210,7 +214,7 @@ def logs(
     job: JobNumber,
     follow: Annotated[bool, option("Print new output until the job ends, attempts included.", "--follow -f")] = False,
     errors: Annotated[bool, option("Print standard error instead of standard output.", "--stderr")] = False,
-    attempt: Annotated[int | None, option("Attempt to print.", "N", default="the newest", min=1)] = None,
+    attempt: Annotated[int | None, option_of(verbs.Attempt, "N", default="the newest")] = None,
     as_json: Json = False,
 ) -> None:
     """Print a job's output.
@@ -222,7 +226,7 @@ def logs(
       ullage logs -f 17
       ullage logs 17 --stderr --attempt 1
     """
-    manager, stream = client(), "stderr" if errors else "stdout"
+    manager, stream = Client(), "stderr" if errors else "stdout"
     if as_json:
         print_json({"job": job, "stream": stream, "text": manager.logs(job, stream, attempt)})
         return
@@ -232,7 +236,27 @@ def logs(
         sys.stdout.flush()
 
 
-def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
+def of_verb(
+    verb: str, help: str, named: Any, text: Callable[[dict[str, Any]], str] = str, options: Options | None = None
+) -> Callable[..., None]:
+    """Make a command that does a verb to all that is named. It says what became of each job; of others, `text` does."""
+    one = re.findall(r"{(\w+)}", verbs.VERBS[verb].path)[0]
+
+    @with_options({"names": (named, inspect.Parameter.empty), **(options or {}), "as_json": (Json, False)})
+    def command(**arguments: Any) -> None:
+        names, as_json, manager = arguments.pop("names"), arguments.pop("as_json"), Client()
+        if one == "job":
+            print_each(manager.call(verb, jobs=names, **arguments), as_json)
+            return
+        answers = [manager.call(verb, **{one: name}, **arguments) for name in names]
+        print_json(answers) if as_json else print("\n".join(map(text, plain_values(answers))))
+
+    command.__doc__ = help
+    return command
+
+
+cancel = of_verb(
+    "cancel",
     """Cancel jobs, waiting or running.
 
     A running job gets SIGTERM, then SIGKILL if it has not ended after a grace period.
@@ -241,8 +265,9 @@ def cancel(jobs: JobNumbers, as_json: Json = False) -> None:
 
       ullage cancel 17 18
       ullage cancel 12_all
-    """
-    print_each(client().cancel(*jobs), as_json)
+    """,
+    JobNumbers,
+)
 
 
 def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> list[dict[str, Any]]:
@@ -283,7 +308,7 @@ def wait(
 
       ullage wait 12_all --timeout 2h
     """
-    ended = wait_for(client(), jobs, None if timeout is None else parse_duration(timeout))
+    ended = wait_for(Client(), jobs, None if timeout is None else parse_duration(timeout))
     tell(ended, as_json)
     raise typer.Exit(exit_code(ended))
 
@@ -317,7 +342,7 @@ def report(
         raise InvalidValue("--csv and --json exclude each other, got both; leave one out")
     now = time.time()
     keys = [key.strip() for key in by.split(",")]
-    usage = client().report(keys, moment(since, now), None if until is None else moment(until, now), user)
+    usage = Client().report(keys, moment(since, now), None if until is None else moment(until, now), user)
     if as_json:
         print_json(usage)
     elif as_csv:

@@ -89,15 +89,6 @@ MeasuredGpu = Annotated[
 ]
 Source = Annotated[str, argument("Model name, or path of a script.", "SOURCE", complete=completion.sources)]
 ScriptArguments = Annotated[list[str] | None, argument("Script arguments, after --.", "ARGS")]
-Scope = Annotated[
-    str,
-    option(
-        "Rights: read (see jobs and GPUs), submit (also submit and change jobs) or operate (all of yours).",
-        "read|submit|operate",
-        complete=["read", "submit", "operate"],
-    ),
-]
-START_FORMS = "2026-11-20T08:00, 22:00 or now+2h"
 MOMENT_FORMS = "2026-11-01, 2026-11-01T08:00, or how long ago (7d, 12h)"
 Seed = Annotated[int, option("Random seed.", "N", min=0)]
 Pytorch = Annotated[

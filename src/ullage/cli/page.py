@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ullage.cli.jobs import client
-from ullage.cli.options import Scope, option
+from ullage.cli.jobs import Scope
+from ullage.cli.options import option
 from ullage.errors import InvalidValue, MissingPackage, NoDaemon, UllageError
 from ullage.home import home
+from ullage.manager.client import Client
 from ullage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _beside_daemon() -> "tuple[socket.socket, Sessions]":
 
 
 def _api() -> str:
-    with client() as manager:
+    with Client() as manager:
         try:
             return str(manager.call("api")["url"])
         except InvalidValue as error:  # it has no API
@@ -104,11 +105,11 @@ def _token_maker(scope: str, lasts: float) -> Callable[[], tuple[str, Callable[[
     """Makes tokens for the user of this process through the daemon's socket, each with what revokes it."""
 
     def make() -> tuple[str, Callable[[], None]]:
-        with client() as manager:
+        with Client() as manager:
             made = manager.token_create(name="page", scope=scope, lasts=lasts)
 
         def forget() -> None:
-            with contextlib.suppress(UllageError), client() as manager:
+            with contextlib.suppress(UllageError), Client() as manager:
                 manager.token_revoke(made["id"])
 
         return made["token"], forget

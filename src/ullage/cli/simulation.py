@@ -14,7 +14,6 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.exit_codes import FAILED
-from ullage.cli.jobs import client
 from ullage.cli.options import MOMENT_FORMS, Json, Seed, argument, option
 from ullage.cli.progress import Following, following
 from ullage.cli.scenarios import (
@@ -28,6 +27,7 @@ from ullage.cli.scenarios import (
 )
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue
+from ullage.manager.client import Client
 from ullage.manager.report_words import moment
 from ullage.text import plain
 from ullage.units import format_moment
@@ -224,7 +224,7 @@ def _history(database: Path | None, since: str | None, until: str | None) -> dic
     now = time.time()
     end = None if until is None else moment(until, now)
     if database is None:
-        return client().trace(moment(since or "7d", now), end)
+        return Client().trace(moment(since or "7d", now), end)
     from ullage.manager.core.export import stored_trace
 
     return stored_trace(database, 0.0 if since is None else moment(since, now), end)

@@ -9,91 +9,47 @@ import typer
 
 from ullage.cli import completion
 from ullage.cli.exit_codes import FAILED, INTERRUPTED
-from ullage.cli.jobs import JOBS_HELP, client, exit_code, print_each, print_json, tell, wait_for
-from ullage.cli.options import START_FORMS, Json, Options, argument, option, with_options
+from ullage.cli.jobs import JOBS_HELP, exit_code, print_each, print_json, tell, wait_for
+from ullage.cli.options import Json, Options, argument, option, with_options
 from ullage.cli.terminal import connect_terminal, umask_now
 from ullage.errors import InvalidValue, NoDaemon
-from ullage.jobs.job_files import EDITABLE, JobSpec, make_job, read_job
+from ullage.jobs.job_files import EDITABLE, JobSpec, Option, make_job, read_job
 from ullage.manager.client import Client
 from ullage.manager.job_words import memory, trial_words
 from ullage.text import plain
 from ullage.units import parse_bytes, parse_duration
 
 NONE = "none"  # resets a value
-RESOURCES, SCHEDULE, RUN = "Resources", "When it runs", "How it runs"
-_DAEMON = "set by the daemon"
-_ARRAY = "Submit a job per index: 1-20, 0-10:2 or 1,5,7; %8 runs 8 at a time. {index} in the command is the index."
-_AFTER = "Start after job 17 succeeds (17) or ends (any:17); also 12_3, 12_all, 12_{index} or a name. Can be repeated."
-_OUTPUT = "Write output to this file: %j is the job, %A array, %a index, %t attempt, %n name, %u user."
-
-# By group and field: the help, the spelling, and the default in words.
-_OPTIONS: dict[str | None, dict[str, tuple[str, ...]]] = {
-    None: {
-        "name": ("Name of the job.", "--name -N NAME"),
-        "interactive": ("Run at a terminal and connect to it. Without a command: your shell.", "--interactive -i"),
-    },
-    RESOURCES: {
-        "gpus": ("Number of GPUs; 0 for none.", "--gpus N", "1"),
-        "memory": ("GPU memory to promise on each GPU, such as 6GiB.", "--memory SIZE", "estimated"),
-        "cores": ("Processor cores to promise.", "--cores N", _DAEMON),
-        "host_memory": ("Host memory to promise, also its limit, such as 32GiB.", "--host-memory SIZE", _DAEMON),
-        "exclusive": ("Reserve whole GPUs for the job, or share them.", "--exclusive/--shared", "shared"),
-        "min_speed": (
-            "Share a GPU only at this share of full speed, such as 0.8.",
-            "--min-speed SHARE",
-            _DAEMON,
-        ),
-        "model": ("Estimate this model instead of the script, such as torchvision:resnet50.", "--model SOURCE"),
-        "batch_size": ("With --model: samples in a batch.", "--batch-size -b N"),
-        "estimator": ("Estimator, such as ullage, horus or none.", "--estimator -e NAME", "the daemon's"),
-    },
-    SCHEDULE: {
-        "array": (_ARRAY, "--array INDICES"),
-        "throttle": ("Maximum number of array jobs that run at once.", "--throttle N"),
-        "after": (_AFTER, "--after JOB"),
-        "begin": (f"Earliest start: {START_FORMS}.", "--begin TIME"),
-        "priority": ("Jobs with a higher priority start first.", "--priority N", "0"),
-        "hold": ("Do not start before 'ullage edit --release'.", "--hold"),
-        "time_limit": ("Stop the job after this long, such as 90m or 12h.", "--time-limit -t TIME"),
-    },
-    RUN: {
-        "retries": ("Maximum number of retries if the job fails.", "--retries N", "0"),
-        "requeue": ("Allow another start after a failure, or start once only.", "--requeue/--no-requeue", "requeue"),
-        "cwd": ("Run in this folder.", "--cwd -C FOLDER", "this folder, or the job file's"),
-        "venv": ("Run in this virtual environment.", "--venv FOLDER"),
-        "conda": ("Run in this conda environment.", "--conda NAME"),
-        "output": (_OUTPUT, "--output -o FILE"),
-        "error": ("Write standard error to this file.", "--error FILE", "the file of --output"),
-        "resumable": ("The job saves a checkpoint on SIGUSR1 and can resume.", "--resumable"),
-        "mps_threads": ("With MPS: percentage of the GPU's threads.", "--mps-threads PERCENT"),
-        "mps_memory": ("With MPS: limit of the job's GPU memory.", "--mps-memory SIZE"),
-        "on_end": (
-            "Run this command when the job ends; it reads the result as JSON from standard input.",
-            "--on-end COMMAND",
-        ),
-    },
-}
+RUN = "How it runs"
+_PANELS = {"gpus": "Resources", "array": "When it runs", "retries": RUN}  # by the first of their fields
 _COMPLETERS = {"model": completion.sources, "estimator": completion.estimators, "after": completion.jobs}
 
 
 def job_options(editable: Container[str] | None = None) -> Options:
-    """Return all options of a job; or those for editable fields, without defaults and groups."""
-    made_options: Options = {}
-    editing = editable is not None
-    for panel, options in _OPTIONS.items():
-        for name, (help, spelling, *default) in options.items():
-            if editable is not None and name not in editable:
-                continue
-            made = option(
-                help,
-                spelling,
-                panel=None if editing else panel,
-                complete=_COMPLETERS.get(name),
-                show_default=False if editing else (*default, False)[0],
-            )
-            kind: Any = list[str] if name == "after" else bool if spelling.split()[-1].startswith("-") else str
-            made_options[name] = Annotated[kind | None, made], None
-    return made_options
+    """Return the options of a job, from the fields of `JobSpec`; or those for editable fields, without defaults and
+    groups."""
+    made, panel, editing = {}, None, editable is not None
+    for name, spec in JobSpec.model_fields.items():
+        panel = _PANELS.get(name, panel)
+        shown = next((each for each in spec.metadata if isinstance(each, Option)), None)
+        if shown is None or (editable is not None and name not in editable):
+            continue
+        long = name.replace("_", "-")
+        words = [f"--{long}/--{shown.no}" if shown.no else f"--{long}", f"-{shown.letter}" if shown.letter else ""]
+        default = (long if spec.default else shown.no) if shown.no else shown.default
+        if default is None and isinstance(spec.default, int) and shown.metavar:
+            default = str(spec.default)
+        taken = option(
+            shown.help,
+            *words,
+            shown.metavar,
+            panel=None if editing else panel,
+            complete=_COMPLETERS.get(name),
+            show_default=False if editing or default is None else default,
+        )
+        kind: Any = list[str] if name == "after" else str if shown.metavar else bool
+        made[name] = Annotated[kind | None, taken], None
+    return made
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +98,7 @@ def submit(
     variables = _environment({} if clean_env else dict(os.environ), spec.env, env or [])
     complete = spec.with_changes(cwd=spec.cwd or os.getcwd(), env=variables, umask=umask_now())
     if dry_run:
-        manager = client()
+        manager = Client()
         expected = None if estimate_wait is None else _expected(manager, complete, parse_duration(estimate_wait))
         answer = manager.dry_run_spec(complete, expected)
         print_json(answer) if as_json else print("\n".join(plain(line) for line in trial_words(answer)))
@@ -196,7 +152,7 @@ def _described(words: list[str], fields: dict[str, Any]) -> JobSpec:
 
 
 def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
-    manager = client()
+    manager = Client()
     answer = manager.submit_spec(spec)
     if not as_json:
         print(plain(_sentence(answer)))
@@ -287,18 +243,18 @@ def edit(
         memory = changes.pop("memory", None)
         size = None if memory is None else parse_bytes(memory)
         _check_one(release=release, changes=bool(changes), with_="--requeue")
-        print_each(client().requeue(*jobs, hold=hold, env=dict(os.environ), memory=size), as_json)
+        print_each(Client().requeue(*jobs, hold=hold, env=dict(os.environ), memory=size), as_json)
         return
     if hold or release:
         _check_one(release=hold and release, changes=bool(changes), with_="--hold" if hold else "--release")
-        print_each(client().hold(*jobs) if hold else client().release(*jobs), as_json)
+        print_each(Client().hold(*jobs) if hold else Client().release(*jobs), as_json)
         return
     if not changes:
         raise InvalidValue("edit needs an option to change, got none; type: ullage edit 17 --time-limit 4h")
     for name, value in changes.items():
         if value in (NONE, [NONE]) and name != "name":
             changes[name] = [] if name == "after" else None
-    print_each(client().edit(*jobs, **changes), as_json)
+    print_each(Client().edit(*jobs, **changes), as_json)
 
 
 def _check_one(release: bool, changes: bool, with_: str) -> None:

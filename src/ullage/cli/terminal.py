@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from ullage.cli import completion
-from ullage.cli.jobs import client
 from ullage.cli.options import argument
 from ullage.errors import InvalidValue
 from ullage.manager.client import Client
@@ -38,7 +37,7 @@ def attach(job: Annotated[str, argument("Job number or name.", "JOB", completion
 
       ullage attach 17
     """
-    raise typer.Exit(connect_terminal(client(), job))
+    raise typer.Exit(connect_terminal(Client(), job))
 
 
 def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:

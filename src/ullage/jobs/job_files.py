@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from ullage.errors import InvalidValue, MissingPackage, nearest
 from ullage.text import plain
@@ -30,6 +30,7 @@ try:
         LARGEST_INDEX,
         LONGEST_ARRAY,
         MOST_DEPENDENCIES,
+        START_FORMS,
         Dependency,
         StartTime,
         parse_array,
@@ -62,6 +63,26 @@ OUTPUT_PATTERNS = {
 }
 OUTPUT_HELP = ", ".join(f"%{letter} ({meaning})" for letter, meaning in OUTPUT_PATTERNS.items())
 
+_DAEMON = "set by the daemon"
+_ARRAY = "Submit a job per index: 1-20, 0-10:2 or 1,5,7; %8 runs 8 at a time. {index} in the command is the index."
+_AFTER = "Start after job 17 succeeds (17) or ends (any:17); also 12_3, 12_all, 12_{index} or a name. Can be repeated."
+_OUTPUT = f"Write output to this file: {OUTPUT_HELP}."
+_ON_END = "Run this command when the job ends; it reads the result as JSON from standard input."
+
+
+class Option(NamedTuple):
+    """The help of a field, and how the command line spells it: `default` is in words, where they tell more than the
+    value; a flag takes nothing, and `no` is its opposite."""
+
+    help: str
+    metavar: str = ""
+    default: str | None = None
+    letter: str = ""
+    no: str = ""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(schema), "description": self.help}
+
 
 class JobSpec(BaseModel):
     """A job as its submitter asks for it, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
@@ -75,40 +96,64 @@ class JobSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     command: list[_Text] = Field(min_length=1, max_length=MOST_WORDS)
-    name: _Name | None = None
-    gpus: Int = Field(1, ge=0, le=1024)
-    memory: Bytes | None = Field(None, gt=0, le=1 << 50)
-    cores: Int | None = Field(None, ge=1, le=1 << 16)
-    host_memory: Bytes | None = Field(None, gt=0, le=1 << 60)
-    exclusive: bool = False
-    min_speed: float | None = Field(None, ge=0, le=1)
-    model: _Text | None = None
-    batch_size: Int | None = Field(None, ge=1, le=1 << 40)
+    name: Annotated[_Name | None, Option("Name of the job.", "NAME", letter="N")] = None
+    interactive: Annotated[
+        bool, Option("Run at a terminal and connect to it. Without a command: your shell.", letter="i")
+    ] = False
+    gpus: Annotated[Int, Option("Number of GPUs; 0 for none.", "N")] = Field(1, ge=0, le=1024)
+    memory: Annotated[Bytes | None, Option("GPU memory to promise on each GPU, such as 6GiB.", "SIZE", "estimated")] = (
+        Field(None, gt=0, le=1 << 50)
+    )
+    cores: Annotated[Int | None, Option("Processor cores to promise.", "N", _DAEMON)] = Field(None, ge=1, le=1 << 16)
+    host_memory: Annotated[
+        Bytes | None, Option("Host memory to promise, also its limit, such as 32GiB.", "SIZE", _DAEMON)
+    ] = Field(None, gt=0, le=1 << 60)
+    exclusive: Annotated[bool, Option("Reserve whole GPUs for the job, or share them.", no="shared")] = False
+    min_speed: Annotated[
+        float | None, Option("Share a GPU only at this share of full speed, such as 0.8.", "SHARE", _DAEMON)
+    ] = Field(None, ge=0, le=1)
+    model: Annotated[
+        _Text | None, Option("Estimate this model instead of the script, such as torchvision:resnet50.", "SOURCE")
+    ] = None
+    batch_size: Annotated[Int | None, Option("With --model: samples in a batch.", "N", letter="b")] = Field(
+        None, ge=1, le=1 << 40
+    )
     estimate: dict[_Text, Any] = {}
-    estimator: _Name | None = None
-    array: list[int] | None = Field(None, min_length=1, max_length=LONGEST_ARRAY)
-    throttle: Int | None = Field(None, ge=1, le=LONGEST_ARRAY)
-    after: list[Dependency] = Field([], max_length=MOST_DEPENDENCIES)
-    begin: StartTime | None = None
-    priority: Int = Field(0, ge=-1000, le=1000)
-    hold: bool = False
-    time_limit: Seconds | None = Field(None, gt=0, le=3.2e9)
-    retries: Int = Field(0, ge=0, le=1000)
-    requeue: bool = True
-    cwd: _Text | None = None
-    venv: _Text | None = None
-    conda: _Text | None = None
+    estimator: Annotated[
+        _Name | None, Option("Estimator, such as ullage, horus or none.", "NAME", "the daemon's", letter="e")
+    ] = None
+    array: Annotated[list[int] | None, Option(_ARRAY, "INDICES")] = Field(None, min_length=1, max_length=LONGEST_ARRAY)
+    throttle: Annotated[Int | None, Option("Maximum number of array jobs that run at once.", "N")] = Field(
+        None, ge=1, le=LONGEST_ARRAY
+    )
+    after: Annotated[list[Dependency], Option(_AFTER, "JOB")] = Field([], max_length=MOST_DEPENDENCIES)
+    begin: Annotated[StartTime | None, Option(f"Earliest start: {START_FORMS}.", "TIME")] = None
+    priority: Annotated[Int, Option("Jobs with a higher priority start first.", "N")] = Field(0, ge=-1000, le=1000)
+    hold: Annotated[bool, Option("Do not start before 'ullage edit --release'.")] = False
+    time_limit: Annotated[
+        Seconds | None, Option("Stop the job after this long, such as 90m or 12h.", "TIME", letter="t")
+    ] = Field(None, gt=0, le=3.2e9)
+    retries: Annotated[Int, Option("Maximum number of retries if the job fails.", "N")] = Field(0, ge=0, le=1000)
+    requeue: Annotated[bool, Option("Allow another start after a failure, or start once only.", no="no-requeue")] = True
+    cwd: Annotated[
+        _Text | None, Option("Run in this folder.", "FOLDER", "this folder, or the job file's", letter="C")
+    ] = None
+    venv: Annotated[_Text | None, Option("Run in this virtual environment.", "FOLDER")] = None
+    conda: Annotated[_Text | None, Option("Run in this conda environment.", "NAME")] = None
     env: dict[_Text, _Value] = {}
-    output: _Text | None = None
-    error: _Text | None = None
-    resumable: bool = False
+    output: Annotated[_Text | None, Option(_OUTPUT, "FILE", letter="o")] = None
+    error: Annotated[_Text | None, Option("Write standard error to this file.", "FILE", "the file of --output")] = None
+    resumable: Annotated[bool, Option("The job saves a checkpoint on SIGUSR1 and can resume.")] = False
     checkpoint_signal: Literal["USR1", "USR2", "TERM", "INT", "HUP"] | None = None
     checkpoint_lead: Seconds | None = Field(None, ge=0, le=3.2e9)
-    mps_threads: Int | None = Field(None, ge=1, le=100)
-    mps_memory: Bytes | None = Field(None, gt=0, le=1 << 50)
-    on_end: list[_Text] | None = Field(None, min_length=1, max_length=MOST_WORDS)
+    mps_threads: Annotated[Int | None, Option("With MPS: percentage of the GPU's threads.", "PERCENT")] = Field(
+        None, ge=1, le=100
+    )
+    mps_memory: Annotated[Bytes | None, Option("With MPS: limit of the job's GPU memory.", "SIZE")] = Field(
+        None, gt=0, le=1 << 50
+    )
+    on_end: Annotated[list[_Text] | None, Option(_ON_END, "COMMAND")] = Field(None, min_length=1, max_length=MOST_WORDS)
     umask: Int = Field(0o022, ge=0, le=0o777)
-    interactive: bool = False
 
     @field_validator("command", "on_end", mode="before")
     @classmethod

@@ -12,6 +12,7 @@ from ullage.errors import InvalidValue
 from ullage.units import parse_duration
 
 LONGEST_ARRAY, MOST_DEPENDENCIES, LARGEST_INDEX = 10_000, 1000, 10**9
+START_FORMS = "2026-11-20T08:00, 22:00 or now+2h"
 LAST_MOMENT = 253_000_000_000.0  # seconds since 1970: in the year 9987, before datetime ends
 INDEX = "{index}"  # becomes the index of each element of an array
 
@@ -72,7 +73,7 @@ def parse_start(value: Any, now: float) -> float:
             return _next(datetime.time.fromisoformat(text.zfill(5) if len(text) < 6 else text), now)
         return datetime.datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise InvalidValue(f"time must look like 2026-11-20T08:00, 22:00 or now+2h, got {text[:80]!r}") from None
+        raise InvalidValue(f"time must look like {START_FORMS}, got {text[:80]!r}") from None
 
 
 def _next(clock_time: datetime.time, now: float) -> float:

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
 from ullage.errors import InvalidValue, NotAllowed
 from ullage.manager.storage.tokens import TokenRecord
@@ -133,8 +132,6 @@ def group_number(name: str) -> int:
 
 
 SECRET, TOKEN_FILE = "api-secret", "api-token"
-Scope = Literal["read", "submit", "operate"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)  # each allows what those before it do
 
 
 class Tokens:

@@ -2,9 +2,28 @@
 
 The daemon serves this table, on its Unix socket and on TCP, and clients make their requests from it. A verb is a method
 of `Orders`: its parameters are the verb's arguments, with their types and limits, and its docstring describes it.
+Arguments that are options of the command line, too, are here: an option has the help and the limits of its argument.
 """
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
+
+from pydantic import Field
+
+Scope = Literal["read", "submit", "operate"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)  # each allows what those before it do
+MOST_ROWS = 100_000
+JobReference = Annotated[str | int, Field(description="Job number (17), array job (12_3), array (12_all) or name.")]
+GPUReference = Annotated[str | int, Field(description="GPU index or UUID.")]
+User = Annotated[str | None, Field(max_length=200, description="Show only this user's jobs.")]
+Rows = Annotated[int, Field(ge=1, le=MOST_ROWS, description="Maximum number of rows.")]
+Attempt = Annotated[int | None, Field(ge=1, le=2**31, description="Attempt to print.")]
+Reason = Annotated[str, Field(max_length=200, description="Reason to show in 'ullage queue --show-gpus'.")]
+Later = Annotated[bool, Field(description="Also cancel drains that have not begun.")]
+Everybody = Annotated[bool, Field(description="Show the tokens of all users (operators only).")]
+TokenName = Annotated[str, Field(max_length=80, description="Name of the token.")]
+_RIGHTS = "Rights: read (see jobs and GPUs), submit (also submit and change jobs) or operate (all of yours)."
+TokenScope = Annotated[Scope, Field(description=_RIGHTS)]
+Owner = Annotated[str | None, Field(max_length=200, description="User of the token (operators only).")]
 
 
 class Verb(NamedTuple):
@@ -15,7 +34,7 @@ class Verb(NamedTuple):
     for `jobs` has a second path without `{job}`, whose body names several of them.
     """
 
-    scope: Literal["read", "submit", "operate"]
+    scope: Scope
     how: Literal["at once", "changes", "long"]
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str

@@ -7,9 +7,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, Field, TypeAdapter
 
 import ullage
-from ullage.manager.core.orders import JobReference, Orders, arguments_model, parameters_of
+from ullage.manager.core.orders import Orders, arguments_model, parameters_of
 from ullage.manager.transport import LONGEST_WAIT
-from ullage.manager.verbs import VERBS, Verb
+from ullage.manager.verbs import VERBS, JobReference, Verb
 
 STREAM = "/v1/events/stream"
 _PROBLEMS = {

@@ -34,7 +34,7 @@ from ullage.manager.core.orders import Orders, arguments_model, parameters_of
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
-from ullage.manager.identity import SCOPES, Caller, Tokens, this_user
+from ullage.manager.identity import Caller, Tokens, this_user
 from ullage.manager.monitor.readings import Source
 from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.monitor.sources import best_source
@@ -50,7 +50,7 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 from ullage.manager.storage.tokens import TokenStore
 from ullage.manager.transport import reachable, socket_file
-from ullage.manager.verbs import VERBS
+from ullage.manager.verbs import SCOPES, VERBS
 
 if TYPE_CHECKING:
     from ullage.manager.running.page_process import PageProcess

@@ -232,24 +232,21 @@ class Intake:
             self._conclude(before)
 
     def _want_one(self, job: JobRecord) -> None:
-        with self._context.handled.now(job.id):
-            self._ask(job)
-
-    def _ask(self, job: JobRecord) -> None:
         assert job.estimate_key is not None
-        spec = JobSpec.model_validate(job.request)
-        request = EstimateRequest(
-            key=job.estimate_key,
-            uid=job.uid,
-            estimator=self._estimator(spec),
-            questions=questions_of(spec),
-            gpus=self._gpus(),
-            env=estimate_environment(job, spec),
-            cwd=spec.folder,
-            conda=spec.conda,
-            rights=rights(job.uid, job.gid),
-        )
-        self.estimates.want(job.id, dataclasses.replace(request, kept=self._kept(request)))
+        with self._context.handled.now(job.id):
+            spec = JobSpec.model_validate(job.request)
+            request = EstimateRequest(
+                key=job.estimate_key,
+                uid=job.uid,
+                estimator=self._estimator(spec),
+                questions=questions_of(spec),
+                gpus=self._gpus(),
+                env=estimate_environment(job, spec),
+                cwd=spec.folder,
+                conda=spec.conda,
+                rights=rights(job.uid, job.gid),
+            )
+            self.estimates.want(job.id, dataclasses.replace(request, kept=self._kept(request)))
 
     def _kept(self, request: EstimateRequest) -> list[EstimateAnswer]:
         """Return cached answers for the same key and variables; a process of the user checks their files."""

@@ -22,6 +22,7 @@ from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, Sto
 from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.job_files import JobSpec
 from ullage.jobs.schedules import parse_array
+from ullage.manager import verbs
 from ullage.manager.core.attempts import AttemptTracker
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.drains import Drains
@@ -33,7 +34,7 @@ from ullage.manager.core.report import report
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.trials import Trials
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
-from ullage.manager.identity import Caller, Scope, check_submitter, number_of_user
+from ullage.manager.identity import Caller, check_submitter, number_of_user
 from ullage.manager.placement.recovery import more_memory
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import output_paths
@@ -54,15 +55,11 @@ def _token_shown(token: TokenRecord) -> dict[str, Any]:
 _T = TypeVar("_T")
 Answers = Generator[None, None, _T]
 MOST_TOKENS = 100
-MOST_ROWS, MOST_LOG = 100_000, 256 << 10
+MOST_LOG = 256 << 10
 _AT_A_TIME = 100  # jobs that are over, read from the disk
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
 # What orders take, with the limits that hold for everybody.
-JobReference = Annotated[str | int, Field(description="a number, 12_3 or 12_all of an array, or a name")]
-GPUReference = Annotated[str | int, Field(description="an index or a UUID")]
-User = Annotated[str | None, Field(max_length=200, description="only this user's")]
-Rows = Annotated[int, Field(ge=1, le=MOST_ROWS, description="at most so many")]
 Offset = Annotated[int, Field(ge=0, le=2**60, description="without the first ones")]
 Moment = Annotated[float | None, Field(ge=0, le=1e11, description="seconds since 1970")]
 Names = Annotated[list[Annotated[str, Field(max_length=200)]] | None, Field(max_length=1000)]
@@ -173,19 +170,24 @@ class Orders:
         """A question of that id, with its answer once there is one."""
         return self._questions.one(caller, estimate)
 
-    def estimates(self, caller: Caller, limit: Rows = 50) -> list[dict[str, Any]]:
+    def estimates(self, caller: Caller, limit: verbs.Rows = 50) -> list[dict[str, Any]]:
         """What who asks has asked, the newest first, without the answers."""
         return self._questions.asked_by(caller, limit)
 
     def queue(
-        self, caller: Caller, user: User = None, limit: Rows | None = None, offset: Offset = 0
+        self, caller: Caller, user: verbs.User = None, limit: verbs.Rows | None = None, offset: Offset = 0
     ) -> list[dict[str, Any]]:
         """All jobs that are not over, in the order of their numbers, with why they wait; or a page of them."""
         jobs = self._not_over(user)
         return [self._views.shown(caller, job) for job in jobs[offset:][:limit]]
 
     def folded_queue(
-        self, caller: Caller, user: User = None, limit: Rows | None = None, offset: Offset = 0, live: bool = False
+        self,
+        caller: Caller,
+        user: verbs.User = None,
+        limit: verbs.Rows | None = None,
+        offset: Offset = 0,
+        live: bool = False,
     ) -> dict[str, Any]:
         """The same in few rows: jobs of an array that wait in the same way are one. Also how many jobs there are. With
         `live`, only the rows of jobs that have a place on GPUs now."""
@@ -203,7 +205,7 @@ class Orders:
         """Return unfinished jobs in the order of their numbers."""
         return [job for _, job in sorted(self._store.jobs.items()) if user is None or job.user == user]
 
-    def status(self, caller: Caller, job: JobReference) -> list[dict[str, Any]]:
+    def status(self, caller: Caller, job: verbs.JobReference) -> list[dict[str, Any]]:
         """All that is known of jobs: estimate, promise, attempts with their causes."""
         jobs = self._store.several(self.resolve(caller, job))
         attempts = self._store.history.attempts(one.id for one in jobs)
@@ -222,7 +224,7 @@ class Orders:
         used = max((each.used or 0 for each in attempts), default=0)
         return more_memory(promise, used, self._context.largest, self._context.settings.recovering.rules)
 
-    def memory(self, caller: Caller, job: JobReference) -> dict[str, Any]:
+    def memory(self, caller: Caller, job: verbs.JobReference) -> dict[str, Any]:
         """The memory of a job's attempts over time: from `begin` on, every `step` seconds, the most bytes that it held
         on one GPU; null where nobody looked."""
         number = self._one(caller, job)
@@ -246,15 +248,15 @@ class Orders:
             ],
         }
 
-    def history(self, caller: Caller, limit: Rows = 50, user: User = None) -> list[dict[str, Any]]:
+    def history(self, caller: Caller, limit: verbs.Rows = 50, user: verbs.User = None) -> list[dict[str, Any]]:
         """Jobs that are over, the last one first, with waiting, running and completion time."""
         return [self._views.shown(caller, job) for job in self._store.history.over(limit, user)]
 
     def logs(
         self,
         caller: Caller,
-        job: JobReference,
-        attempt: Annotated[int | None, Field(ge=1, le=2**31, description="the newest by default")] = None,
+        job: verbs.JobReference,
+        attempt: verbs.Attempt = None,
         stream: Literal["stdout", "stderr"] = "stdout",
         offset: Offset = 0,
         tail: Annotated[int | None, Field(ge=0, le=2**60, description="only so many of the last bytes")] = None,
@@ -265,9 +267,7 @@ class Orders:
         record = self._store.job(number)
         self._check_mine(caller, record, "read the output of")
         attempts = self._store.attempts_of(number)
-        chosen = (
-            attempts[-1] if attempts and attempt is None else next((a for a in attempts if a.number == attempt), None)
-        )
+        chosen = next((each for each in reversed(attempts) if attempt in (None, each.number)), None)
         if chosen is None:
             if attempt is not None:
                 raise InvalidValue(f"job {record.reference} has no attempt {attempt}; it has {len(attempts)} attempts")
@@ -287,7 +287,7 @@ class Orders:
             "file": self._named_file(record, chosen, stream),
         }
 
-    def attach(self, caller: Caller, job: JobReference) -> dict[str, Any]:
+    def attach(self, caller: Caller, job: verbs.JobReference) -> dict[str, Any]:
         """The socket of an interactive job's terminal, once it runs; only its user and root can connect there."""
         number = self._one(caller, job)
         record = self._store.job(number)
@@ -312,7 +312,7 @@ class Orders:
         path = output_paths(job, spec, attempt)["output" if stream == "stdout" else "error"]
         return None if path is None else os.path.join(spec.folder, path)
 
-    def cancel(self, caller: Caller, jobs: list[JobReference]) -> Answers[list[dict[str, Any]]]:
+    def cancel(self, caller: Caller, jobs: list[verbs.JobReference]) -> Answers[list[dict[str, Any]]]:
         """Take jobs out of the queue, or stop them if they run."""
         return self._each(caller, jobs, "cancel", self._cancel)
 
@@ -325,7 +325,7 @@ class Orders:
         self._attempts.stop(job, "cancelled", "cancelled")
         return "is being stopped"
 
-    def hold(self, caller: Caller, jobs: list[JobReference]) -> Answers[list[dict[str, Any]]]:
+    def hold(self, caller: Caller, jobs: list[verbs.JobReference]) -> Answers[list[dict[str, Any]]]:
         """Keep waiting jobs from starting."""
 
         def hold(job: JobRecord) -> str:
@@ -336,7 +336,7 @@ class Orders:
 
         return self._each(caller, jobs, "hold", hold)
 
-    def release(self, caller: Caller, jobs: list[JobReference]) -> Answers[list[dict[str, Any]]]:
+    def release(self, caller: Caller, jobs: list[verbs.JobReference]) -> Answers[list[dict[str, Any]]]:
         """Let held jobs go on."""
 
         def release(job: JobRecord) -> str:
@@ -345,14 +345,16 @@ class Orders:
 
         return self._each(caller, jobs, "release", release)
 
-    def edit(self, caller: Caller, jobs: list[JobReference], changes: dict[str, Any]) -> Answers[list[dict[str, Any]]]:
+    def edit(
+        self, caller: Caller, jobs: list[verbs.JobReference], changes: dict[str, Any]
+    ) -> Answers[list[dict[str, Any]]]:
         """Give waiting jobs other values, by the names of a job file."""
         return self._each(caller, jobs, "edit", self._editor.editing(caller, changes))
 
     def requeue(
         self,
         caller: Caller,
-        jobs: list[JobReference],
+        jobs: list[verbs.JobReference],
         hold: bool = False,
         env: dict[str, str] | None = None,
         memory: Annotated[int | None, Field(gt=0, le=2**50, description="bytes on each GPU")] = None,
@@ -364,8 +366,8 @@ class Orders:
     def drain(
         self,
         caller: Caller,
-        gpu: GPUReference,
-        reason: Annotated[str, Field(max_length=200)] = "",
+        gpu: verbs.GPUReference,
+        reason: verbs.Reason = "",
         begin: Moment = None,
         until: Moment = None,
         users: Names = None,
@@ -376,7 +378,7 @@ class Orders:
         self._check_operator(caller, "drain or resume a GPU")
         return self._drains.drain(gpu, reason, begin, until, users or [], groups or [])
 
-    def resume(self, caller: Caller, gpu: GPUReference, later: bool = False) -> dict[str, Any]:
+    def resume(self, caller: Caller, gpu: verbs.GPUReference, later: verbs.Later = False) -> dict[str, Any]:
         """New jobs for a GPU again; with `later`, what is to be drained at another time is not."""
         self._check_operator(caller, "drain or resume a GPU")
         return self._drains.resume(gpu, later)
@@ -409,7 +411,7 @@ class Orders:
         by: Annotated[list[str] | None, Field(description="what rows are for: user, day, name, gpu")] = None,
         since: Moment = None,
         until: Moment = None,
-        user: User = None,
+        user: verbs.User = None,
     ) -> dict[str, Any]:
         """What jobs took between two times (the last seven days), in rows by user, day, name and GPU."""
         return report(self._context, caller, by, since, until, user)
@@ -419,7 +421,7 @@ class Orders:
         caller: Caller,
         since: Moment = None,
         until: Moment = None,
-        user: User = None,
+        user: verbs.User = None,
         there: bool = False,
     ) -> dict[str, Any]:
         """The jobs that were submitted between two times (the last seven days), with all that a simulation needs; with
@@ -433,7 +435,7 @@ class Orders:
         url, token = self._api
         return {"url": url, "token": token if caller.uid == os.getuid() else None}
 
-    def tokens(self, caller: Caller, everybody: bool = False) -> list[dict[str, Any]]:
+    def tokens(self, caller: Caller, everybody: verbs.Everybody = False) -> list[dict[str, Any]]:
         """The tokens of who asks, or of everybody."""
         if everybody:
             self._check_operator(caller, "see the tokens of others")
@@ -442,10 +444,10 @@ class Orders:
     def token_create(
         self,
         caller: Caller,
-        name: Annotated[str, Field(max_length=80)] = "",
-        scope: Scope = "submit",
+        name: verbs.TokenName = "",
+        scope: verbs.TokenScope = "submit",
         lasts: Annotated[float | None, Field(gt=0, lt=3.2e9, description="seconds until it expires")] = None,
-        user: Annotated[str | None, Field(max_length=200, description="for operators: whose it is to be")] = None,
+        user: verbs.Owner = None,
     ) -> dict[str, Any]:
         """A new token for who asks, or for another user; the answer is the only place where it is shown."""
         uid, owner = caller.uid, caller.user
@@ -506,7 +508,7 @@ class Orders:
         return numbers[0]
 
     def _each(
-        self, caller: Caller, jobs: list[JobReference], doing: str, do: Callable[[JobRecord], str]
+        self, caller: Caller, jobs: list[verbs.JobReference], doing: str, do: Callable[[JobRecord], str]
     ) -> Answers[list[dict[str, Any]]]:
         """Do the same to several jobs; a refusal for one does not stop the others."""
         if not jobs:

@@ -10,9 +10,9 @@ from typing import Any
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.jobs.command import ScriptCommand
 from ullage.estimation.jobs.launchers import launched
-from ullage.estimation.jobs.slurm_words import tasks_and_nodes
+from ullage.estimation.jobs.slurm_words import first_number, tasks_and_nodes
 from ullage.jobs.ranks import SLURM
-from ullage.manager.slurm.sbatch_options import first_index, gpu_request, read_directives
+from ullage.manager.slurm.sbatch_options import gpu_request, read_directives
 from ullage.manager.slurm.shell import Program, programs_of
 from ullage.manager.slurm.shell_words import Unknown
 from ullage.units import parse_bytes
@@ -109,7 +109,7 @@ def read_batch(
     if not trainings:
         return BatchScript(given, hints, (), tuple(notes), "no Python script was found in it")
     if "array" in given:
-        notes.append(f"the job is an array: it was read with the index {first_index(given['array'])}")
+        notes.append(f"the job is an array: it was read with the index {first_number(given['array'])}")
     return BatchScript(given, hints, tuple(trainings), tuple(notes))
 
 
@@ -135,7 +135,7 @@ def exported(environment: Mapping[str, str], export: str | None) -> dict[str, st
 def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
     """Return the variables that Slurm sets in a job, as far as they are known before."""
     tasks, nodes = map(str, tasks_and_nodes(options))
-    index = first_index(options.get("array", ""))
+    index = first_number(options.get("array", ""))
     variables = {
         "SLURM_SUBMIT_DIR": folder,
         "SLURM_JOB_NAME": options.get("job-name"),

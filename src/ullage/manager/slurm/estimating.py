@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ullage.manager.core.estimates import (
     Estimates,
     key_of_questions,
 )
+from ullage.manager.running.launcher import write_whole
 from ullage.manager.settings import EstimateSettings
 from ullage.manager.slurm.batch_script import BatchTraining
 
@@ -73,6 +73,4 @@ def _keep(file: Path, answer: EstimateAnswer) -> None:
     """Keep an answer for the next time. Where that is not possible it is asked again."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".new", delete=False) as new:
-            json.dump(answer.to_dict(), new)
-        os.replace(new.name, file)
+        write_whole(file, answer.to_dict(), mode=0o600)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ullage.errors import InvalidValue
-from ullage.estimation.jobs.slurm_words import first_number, read_words, tasks_and_nodes
+from ullage.estimation.jobs.slurm_words import read_words, tasks_and_nodes
 from ullage.manager.slurm.commands import parse_gres
 
 GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
@@ -81,12 +81,3 @@ def _count_and_type(text: str) -> tuple[int, str | None]:
     """`2`, `a100:2`, or several with commas."""
     resources = parse_gres(",".join(f"gpu:{part}" for part in text.split(",")))
     return sum(each.count for each in resources), next((each.type for each in resources if each.type), None)
-
-
-def first_index(array: str) -> int | None:
-    """The first index of `--array`.
-
-    >>> first_index("3-9%2"), first_index("5,7"), first_index("x")
-    (3, 5, None)
-    """
-    return first_number(array)
