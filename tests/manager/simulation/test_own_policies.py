@@ -90,10 +90,10 @@ def completion(policy: str, seed: int, **rules: Any) -> float:
 
 @pytest.mark.slow
 def test_the_tutorials_policy_beats_magm_on_several_traces() -> None:
-    ours = sum(completion(f"{EXAMPLE}:choose", seed) for seed in range(2))
-    assert ours < sum(completion("magm", seed) for seed in range(2))
-    free = sum(completion(f"{EXAMPLE}:choose", seed, smact_limit=None) for seed in range(2))
-    assert free < ours
+    for seed in range(2):
+        magm = completion("magm", seed)
+        assert completion(f"{EXAMPLE}:choose", seed) < magm
+        assert completion(f"{EXAMPLE}:choose", seed, smact_limit=None) < magm
 
 
 def test_the_tutorial_shows_the_example() -> None:
