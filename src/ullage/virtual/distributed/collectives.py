@@ -124,40 +124,47 @@ def move(gpu: GPUState, name: str, args: tuple[Any, ...], group: Any) -> None:
         elif group.size() > 1:
             gpu.note("ranks", _FROM_ANOTHER.format(what=name.strip("_")))
         return
-    for each in _moves(name, args, group.rank(), group.size(), _factor(args, group.size())):
-        with torch.no_grad():
+    with torch.no_grad():
+        for each in _moves(name, args, group.rank(), group.size(), _factor(args, group.size())):
             _carry_out(gpu, each)
 
 
 def _moves(name: str, args: tuple[Any, ...], rank: int, size: int, factor: int) -> Iterator[Move]:
+    """What a collective writes, under its name in Ops.cpp or in Functional.cpp; a single tensor on either side holds
+    the pieces of all ranks, a list of lists has a tensor for each."""
     first, second = args[0], args[1] if len(args) > 1 else None
-    if name in ("allreduce_", "allreduce_coalesced_", "reduce_"):
-        for tensor in first:
+    operation = _operation(name)
+    if operation in ("all_reduce", "reduce"):
+        for tensor in _list(first):
             yield Move(tensor, [_whole(tensor)], factor)
-    elif name in ("allgather_", "gather_"):
-        for outputs, tensor in zip(first, second or (), strict=False):
-            for output in outputs:
-                yield Move(output, [_whole(tensor)])
     elif name == "allgather_coalesced_":
         for outputs in first:
             for output, tensor in zip(outputs, second or (), strict=False):
                 yield Move(output, [_whole(tensor)])
-    elif name in ("_allgather_base_", "allgather_into_tensor_coalesced_"):
+    elif operation in ("all_gather", "gather") and _is_nested(first):
+        for outputs, tensor in zip(first, second or (), strict=False):
+            for output in outputs:
+                yield Move(output, [_whole(tensor)])
+    elif operation == "all_gather":
         for output, tensor in zip(_list(first), _list(second), strict=True):
             yield Move(output, [_whole(tensor)] * size)
-    elif name in ("scatter_", "reduce_scatter_"):
+    elif operation in ("scatter", "reduce_scatter") and _is_nested(second):
         for output, inputs in zip(first, second or (), strict=False):
             yield Move(output, [_whole(inputs[rank])], factor)
-    elif name in ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"):
+    elif operation == "reduce_scatter":
         for output, tensor in zip(_list(first), _list(second), strict=True):
             yield Move(output, [(tensor, rank * output.numel(), (rank + 1) * output.numel())], factor)
-    elif name == "alltoall_":
+    elif operation == "all_to_all" and not isinstance(first, torch.Tensor):
         for output in first:
             yield Move(output, [_whole((second or first)[rank])])
-    elif name == "alltoall_base_" and second is not None:
+    elif operation == "all_to_all" and second is not None:
         splits = args[4] or [len(second) // size] * size
         row, begin = second.numel() // max(1, len(second)), sum(splits[:rank])
         yield Move(first, [(second, begin * row, (begin + splits[rank]) * row)] * size)
+
+
+def _is_nested(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and not any(isinstance(each, torch.Tensor) for each in value or ())
 
 
 def _carry_out(gpu: GPUState, each: Move) -> None:
@@ -229,13 +236,6 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 # torch/csrc/distributed/c10d/Functional.cpp: operators that return new tensors, as DTensor calls them.
 
-_BEHIND = {
-    "all_reduce": "allreduce_",
-    "all_gather": "_allgather_base_",
-    "reduce_scatter": "_reduce_scatter_base_",
-    "all_to_all": "alltoall_base_",
-}
-
 
 @handler("_c10d_functional")
 def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -268,11 +268,9 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
         of_activations = forward and any(tensor.is_floating_point() for tensor in given)
         number = groups.exchange(operation, group, size, of_activations=of_activations)
         gpu.communication.remember(map(gpu.memory.span_of, outputs), number)
-    collective_behind, splits = _BEHIND.get(operation or "", ""), named.get("input_split_sizes")
     for output, tensor in zip(outputs, given, strict=False):
-        target = [output] if collective_behind == "allreduce_" else output
-        arguments = (target, tensor, None, None, splits)
-        for each in _moves(collective_behind, arguments, group.rank(), group.size(), times):
+        arguments = (output, tensor, None, None, named.get("input_split_sizes"))
+        for each in _moves(name, arguments, group.rank(), group.size(), times):
             _carry_out(gpu, each)
     single = str(func._schema.returns[0].type) == "Tensor"
     return outputs[0] if single else outputs

@@ -2,8 +2,8 @@
 
 aten/src/ATen/native/BatchLinearAlgebra.cpp makes the copies, in the order of columns, and
 aten/src/ATen/native/cuda/linalg/BatchLinearAlgebra.cpp selects the library. cuSOLVER's workspaces come from PyTorch's
-allocator; their sizes are formulas fitted to 2,200 calls on an H200. Those of `potrf` and `getrf` are a few kilobytes
-and approximate. cuBLAS needs arrays of pointers. MAGMA uses no memory of PyTorch's allocator.
+allocator; their sizes are formulas fitted to 2,200 calls on an H200 with PyTorch 2.11. Those of `potrf` and `getrf`
+are a few kilobytes and approximate. cuBLAS needs arrays of pointers. MAGMA uses no memory of PyTorch's allocator.
 
 Not covered: builds without MAGMA, and another choice by `torch.backends.cuda.preferred_linalg_library`.
 """
