@@ -132,8 +132,8 @@ class MissingPackage(UllageError, ImportError):
     def __init__(self, package: str, purpose: str, *others: str) -> None:
         names = [package, *others]
         wanted = " ".join(dict.fromkeys(map(distribution, names)))
-        told = f"packages {', '.join(names[:-1])} and {names[-1]}" if others else f"package {package}"
-        super().__init__(f"{purpose} need the {told}; type: pip install {wanted}")
+        needed = f"packages {', '.join(names[:-1])} and {names[-1]}" if others else f"package {package}"
+        super().__init__(f"{purpose} need the {needed}; type: pip install {wanted}")
         self.package = package
 
 

@@ -31,5 +31,5 @@ def cache() -> Path:
     """
     if os.environ.get("ULLAGE_HOME"):
         return home() / "cache"
-    kept = os.environ.get("XDG_CACHE_HOME")
-    return (Path(kept) if kept else Path.home() / ".cache") / "ullage"
+    parent = os.environ.get("XDG_CACHE_HOME")
+    return (Path(parent) if parent else Path.home() / ".cache") / "ullage"

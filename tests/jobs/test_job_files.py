@@ -79,7 +79,7 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
     ).spec
     assert job.command == ["python", "train.py", "--name", "a b"]
     assert job.cwd == str(tmp_path / "project")
-    assert job.said() == {
+    assert job.to_dict() == {
         "command": ["python", "train.py", "--name", "a b"],
         "name": "resnet, wide",
         "cwd": str(tmp_path / "project"),
@@ -119,7 +119,7 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
 def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
     job = read_job(write("job.toml", "command = \"python train.py --word 'a b; rm -rf $HOME' > out\"")).spec
     assert job.command == ["python", "train.py", "--word", "a b; rm -rf $HOME", ">", "out"]
-    assert job.said() == {"command": job.command}
+    assert job.to_dict() == {"command": job.command}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_is_no_job_file(tmp_path, write):
 
 def test_the_listing_of_the_dissertation(write, tmp_path):
     file = read_job(write("job.rad", LISTING))
-    assert file.spec.said() == {
+    assert file.spec.to_dict() == {
         "conda": "tf",
         "model": str(tmp_path / "resnet.txt"),
         "command": ["python", "resnet.py", "--b", "128"],
@@ -210,7 +210,7 @@ def test_the_positional_form(write, tmp_path):
         "policy 'exclusive' was not followed: in this form of .rad files the site decides",
         "the file says batch size 128, its command 8",
     )
-    assert read_job(write("short.rad", "python a.py")).spec.said() == {"command": ["python", "a.py"]}
+    assert read_job(write("short.rad", "python a.py")).spec.to_dict() == {"command": ["python", "a.py"]}
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_any_bytes_are_a_job_or_an_error_of_ours(tmp_path_factory, content, suff
     else:
         assert isinstance(job, JobSpec) and job.command
         assert JobSpec.model_validate(job.model_dump()) == job
-        job.said()
+        job.to_dict()
 
 
 WITHOUT_PYDANTIC = """

@@ -21,7 +21,7 @@ class Site:
         self.now = 0.0
         self.database = Database(folder)
         self.store = JobStore(self.database, clock=lambda: self.now)
-        claim = lambda job: claimed(job.asked("min_speed"), usual=0.8)  # noqa: E731
+        claim = lambda job: claimed(job.option("min_speed"), usual=0.8)  # noqa: E731
         self.share = FairShare(self.store, DAY, clock=lambda: self.now, claim=claim)
         self.busy = 0.0
         self.look()

@@ -160,13 +160,13 @@ def test_a_request_that_another_read_before_is_read_again(env, tmp_path):
     """Where a process that waited does not become the child, one is started that has the same request."""
     request, answer = tmp_path / "request", tmp_path / "answer"
     request.write_text('{"batch_size": 4}')
-    told = {"parent": None, "redirect": None, "network": True, "record": None}
+    arguments = {"parent": None, "redirect": None, "network": True, "record": None}
     with request.open() as given, answer.open("wb") as channel:
         given.read()
         code = "import sys; from ullage.sandbox.child import main; main(*sys.argv[1:])"
-        told = ["children:echo", str(channel.fileno()), json.dumps(told)]
+        arguments = ["children:echo", str(channel.fileno()), json.dumps(arguments)]
         subprocess.run(
-            [sys.executable, "-c", code, *told], stdin=given, pass_fds=[channel.fileno()], env=env, check=True
+            [sys.executable, "-c", code, *arguments], stdin=given, pass_fds=[channel.fileno()], env=env, check=True
         )
     assert json.loads(answer.read_text())["answer"]["batch_size"] == 4
 

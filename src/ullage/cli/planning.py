@@ -69,7 +69,7 @@ def plan(
     begun: list[PlanRow] = []
     with following("estimating") as going:
 
-        def told(row: PlanRow, done: int, total: int) -> None:
+        def show_row(row: PlanRow, done: int, total: int) -> None:
             if not begun:
                 going.begin(source, total)
             begun.append(row)
@@ -82,7 +82,7 @@ def plan(
             checkpointing=checkpointing,
             global_batch=global_batch,
             interconnect=interconnect,
-            progress=told,
+            progress=show_row,
             workers=workers or room_for(_MEMORY_OF_A_ROW),
         )
     if as_json:

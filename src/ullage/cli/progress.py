@@ -40,7 +40,7 @@ class Following:
             return
         if self._task is not None:
             self._bar.update(self._task, visible=False)
-        self._task = self._bar.add_task(what, total=total, told="")
+        self._task = self._bar.add_task(what, total=total, detail="")
 
     def doing(self, text: str, done: int | None = None) -> None:
         """Say what the next step is about; and how many are done, where several go on at once."""
@@ -55,7 +55,7 @@ class Following:
     def _show(self) -> None:
         if self._bar is not None:
             self._bar.update(
-                self._task, completed=self._done, told=self._detail, refresh=not self._bar.live.auto_refresh
+                self._task, completed=self._done, detail=self._detail, refresh=not self._bar.live.auto_refresh
             )
         elif time.monotonic() - self._printed_at > _EVERY:
             of_all = "" if self._total is None else f" of {self._total}"
@@ -110,8 +110,8 @@ def _bar(console: Console, thread: bool) -> "Progress":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    told = TextColumn("{task.fields[told]}", markup=False)
+    detail = TextColumn("{task.fields[detail]}", markup=False)
     # What is printed while the bar is there goes above it; where it goes elsewhere, it is left alone.
     return Progress(
-        *columns, told, console=console, transient=True, redirect_stdout=sys.stdout.isatty(), auto_refresh=thread
+        *columns, detail, console=console, transient=True, redirect_stdout=sys.stdout.isatty(), auto_refresh=thread
     )

@@ -212,11 +212,11 @@ def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], results: list[Simul
     going.begin("simulating", len(scenarios))
     for scenario in scenarios:
 
-        def told(over: int, total: int, name: str = scenario.name) -> None:
+        def show_progress(over: int, total: int, name: str = scenario.name) -> None:
             going.doing(f"{name}: {over:,} of {total:,} jobs")
 
-        told(0, len(jobs.jobs))
-        results.append(engine.simulate(jobs, scenario, told))
+        show_progress(0, len(jobs.jobs))
+        results.append(engine.simulate(jobs, scenario, show_progress))
         going.step()
 
 
@@ -352,15 +352,15 @@ def _target_words(answer: TargetAnswer, target: Target) -> str:
 
     where = f"{plain(answer.name)} on {plain(answer.trace)}"
 
-    def told(row: SweepRow) -> str:
-        found = row.figures.get(target.measure.name)
-        value = "not every job is placed" if row.mean("unplaced") else interval_text(target.measure, found)
+    def words_of(row: SweepRow) -> str:
+        interval = row.figures.get(target.measure.name)
+        value = "not every job is placed" if row.mean("unplaced") else interval_text(target.measure, interval)
         return f"{plain(row.scenario.gpus)} ({value})"
 
-    last = f"; the last was {told(answer.short)}" if answer.short else ""
+    last = f"; the last was {words_of(answer.short)}" if answer.short else ""
     if answer.enough is None:
         return f"{target} with {where}: none of these is enough{last}"
-    found = answer.enough.figures[target.measure.name]
-    sure = found.half is None or target.met(found.low) and target.met(found.high)
-    less = f"; {told(answer.short)} is not" if answer.short else ""
-    return f"{target} with {where}: {told(answer.enough)} is enough{'' if sure else ' on average'}{less}"
+    interval = answer.enough.figures[target.measure.name]
+    sure = interval.half is None or target.met(interval.low) and target.met(interval.high)
+    less = f"; {words_of(answer.short)} is not" if answer.short else ""
+    return f"{target} with {where}: {words_of(answer.enough)} is enough{'' if sure else ' on average'}{less}"

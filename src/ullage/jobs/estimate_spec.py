@@ -81,6 +81,6 @@ class EstimateSpec(BaseModel):
         """Whether a script is to run in another Python than Ullage's own."""
         return self.venv is not None or self.conda is not None or "PATH" in self.env
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the given values, ready for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)

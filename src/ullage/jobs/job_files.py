@@ -266,7 +266,7 @@ class JobSpec(BaseModel):
             raise InvalidValue("the job must have a cwd, the folder to run in, got none")
         return self.cwd
 
-    def said(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the given values, ready for JSON."""
         values = self.model_dump(mode="json", exclude_unset=True)
         if self.after:
@@ -275,7 +275,7 @@ class JobSpec(BaseModel):
 
     def with_changes(self, **changes: Any) -> JobSpec:
         """The same job with other values for some fields, checked as the first ones were."""
-        return make_job({**self.said(), **changes}, "the job")
+        return make_job({**self.to_dict(), **changes}, "the job")
 
 
 # What can be changed of a job that waits.

@@ -34,12 +34,12 @@ def checked(kind: type[Model], values: Any, what: str) -> Model:
         raise InvalidValue(f"{what}: {first_problem(error.errors(include_url=False), kind)}") from None
 
 
-def first_problem(found: Iterable[Any], kind: type[BaseModel], skip: int = 0) -> str:
+def first_problem(problems: Iterable[Any], kind: type[BaseModel], skip: int = 0) -> str:
     """The first thing that pydantic found wrong, in words; a misspelt name before anything else.
 
     `skip` is how many parts of the place are left out, such as "body" in a request.
     """
-    errors = list(found)
+    errors = list(problems)
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     place = ".".join(str(part)[:80] for part in first["loc"][skip:]) or "".join(map(str, first["loc"][:1]))
     text = str(first["msg"]).removeprefix("Value error, ")

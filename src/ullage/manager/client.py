@@ -82,7 +82,7 @@ class Client:
 
     def dry_run_spec(self, spec: "JobSpec", expected: str | None = None) -> dict[str, Any]:
         """Try out a complete job."""
-        return dict(self.call("dry_run", job=spec.said(), estimate=expected))
+        return dict(self.call("dry_run", job=spec.to_dict(), estimate=expected))
 
     def _complete(self, what: "_What", env: Mapping[str, str] | None, options: dict[str, Any]) -> "JobSpec":
         spec = self._spec(what, options)
@@ -110,7 +110,7 @@ class Client:
         deadline = time.monotonic() + patience
         while True:
             try:
-                return dict(self.call("submit", job=spec.said(), key=key))
+                return dict(self.call("submit", job=spec.to_dict(), key=key))
             except NoDaemon:
                 if time.monotonic() >= deadline:
                     raise

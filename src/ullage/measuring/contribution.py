@@ -126,16 +126,16 @@ def header_of(gpu: GPU, driver: str | None, cuda: str | None, cudnn: int | None)
     return header | ({"cudnn": cudnn} if cudnn is not None else {})
 
 
-def line_of(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def line_of(name: str, measured: Mapping[str, Any]) -> dict[str, Any]:
     """A training's line: only the figures. An error's text may name paths, so a word stands for it."""
-    if "oom" in found:
+    if "oom" in measured:
         return {"id": name, "failed": OUT_OF_MEMORY}
-    if "failed" in found:
-        missing = "No module named" in str(found["failed"]) or "pip install" in str(found["failed"])
+    if "failed" in measured:
+        missing = "No module named" in str(measured["failed"]) or "pip install" in str(measured["failed"])
         return {"id": name, "failed": NOT_INSTALLED if missing else FAILED}
-    line: dict[str, Any] = {"id": name} | {key: int(found[key]) for key in (*_SIZES, *_COUNTS)}
-    line |= {key: int(found[key]) for key in _OPTIONAL_SIZES if found.get(key) is not None}
-    return line | {"step_s": round(float(found.get("step_s") or 0.0), 6)}
+    line: dict[str, Any] = {"id": name} | {key: int(measured[key]) for key in (*_SIZES, *_COUNTS)}
+    line |= {key: int(measured[key]) for key in _OPTIONAL_SIZES if measured.get(key) is not None}
+    return line | {"step_s": round(float(measured.get("step_s") or 0.0), 6)}
 
 
 def contribute(
@@ -234,10 +234,10 @@ def _object(text: bytes, place: str) -> dict[str, Any]:
     def refuse(word: str) -> Any:
         raise BadContribution(f"{place}: {word} is no number of a measurement")
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({name for name, _ in found}) != len(found):
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len({name for name, _ in items}) != len(items):
             raise BadContribution(f"{place}: a key is there twice")
-        return dict(found)
+        return dict(items)
 
     if len(text) > LONGEST_LINE:
         raise BadContribution(f"{place} must have at most {LONGEST_LINE} bytes, got {len(text)}")

@@ -31,7 +31,7 @@ def measure_context(seconds: float = 120.0) -> dict[str, int]:
     return sizes
 
 
-def context_here(asked: dict[str, Any], read: Callable[[], int | None] | None = None) -> dict[str, int]:
+def context_here(request: dict[str, Any], read: Callable[[], int | None] | None = None) -> dict[str, int]:
     """In the child process: a bare context, then with PyTorch's kernels, cuBLAS and cuDNN. `read` stands for NVML."""
     import torch
 

@@ -65,7 +65,7 @@ def measure_apart(request: RunRequest, timeout: float = 300.0, stop: threading.E
 
 def apart(
     entry: str,
-    asked: dict[str, Any],
+    question: dict[str, Any],
     request: RunRequest,
     variables: dict[str, str],
     timeout: float,
@@ -73,7 +73,7 @@ def apart(
 ) -> dict[str, Any]:
     """The answer of a function in a fresh process, `"module:function"`; `"failed"` says why there is none."""
     env = environment(dict(os.environ) | request.env, import_from=sys.path) | variables
-    outcome = run(entry, asked, limits=Limits(seconds=timeout), env=env, cwd=request.cwd, stop=stop)
+    outcome = run(entry, question, limits=Limits(seconds=timeout), env=env, cwd=request.cwd, stop=stop)
     if outcome.answer is not None:
         return outcome.answer
     failed = {"failed": outcome.failure if outcome.reason == "error" else f"the process {outcome.failure}"}

@@ -23,13 +23,13 @@ _EVERY = 0.2  # seconds between two looks at the parent
 _channel: Channel | None = None
 
 
-def main(entry: str, channel: str, told: str) -> None:
+def main(entry: str, channel: str, options_text: str) -> None:
     """Run a child that `parent.start` started: first its isolation, then the caller's code.
 
     The options (JSON) name the `parent` to end with, the descriptor to `record` reads to, the folder to `redirect`
     writes to, and whether the `network` is allowed.
     """
-    options = json.loads(told)
+    options = json.loads(options_text)
     if options["parent"] is not None:
         end_with(Process(*options["parent"]))
     if options["redirect"] is not None:
@@ -64,16 +64,16 @@ def answer(channel: Channel, work: Callable[[], dict[str, Any] | None]) -> None:
         channel.error(error)
 
 
-def give_answer(found: dict[str, Any]) -> None:
+def give_answer(result: dict[str, Any]) -> None:
     """Send the answer now, once: for a function that continues after it, or from another thread."""
     assert _channel is not None, "not in a child process"
-    _channel.answer(found)
+    _channel.answer(result)
 
 
-def give_so_far(found: dict[str, Any]) -> None:
+def give_so_far(result: dict[str, Any]) -> None:
     """Send the current state of the answer: it counts if this process ends without one."""
     assert _channel is not None, "not in a child process"
-    _channel.so_far(found)
+    _channel.so_far(result)
 
 
 def say_doing(what: str) -> None:

@@ -49,14 +49,14 @@ class Sandbox(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The task of a guard. `command` is the child's; `told` are its options, as the last argument.
+    """The task of a guard. `command` is the child's; `options` are for the child, as the last argument.
 
     Without overlays, writes go to `folder`, which does not exist yet. `pool` leads to a worker (`worker_pool`) that
     forks the child; if that fails, the guard starts one. With `waits` the child is such a worker.
     """
 
     command: list[str]
-    told: dict[str, Any]
+    options: dict[str, Any]
     channel: int
     parent: Process
     cwd: str | None
@@ -130,10 +130,10 @@ def _guard_waiting(order: Order) -> int:
     return 0
 
 
-def _become(order: Order, **told: Any) -> None:
+def _become(order: Order, **options: Any) -> None:
     enter(order.cwd, order.channel)
     os.set_inheritable(order.channel, True)
-    os.execv(order.command[0], [*order.command, json.dumps({**order.told, **told})])
+    os.execv(order.command[0], [*order.command, json.dumps({**order.options, **options})])
 
 
 def enter(folder: str | None, channel: int) -> None:
@@ -274,12 +274,12 @@ class _Namespaces:
         """Let the worker fork the child; return its pid, or `None` if that failed."""
         order = self._order
         assert self._pool is not None and order.private is not None
-        record = order.told["record"]
+        record = order.options["record"]
         streams = [0, 1, 2, order.channel, *([] if record is None else [record])]
         spaces = kernel.namespaces(*SPACES, *([] if order.private.network else ["net"]))
         message = {
             "entry": order.command[-2],
-            "told": order.told,
+            "options": order.options,
             "env": dict(os.environ),
             "cwd": order.cwd,
             "streams": len(streams),

@@ -162,8 +162,8 @@ def _has_files_of_others(folder: str) -> bool:
     return False
 
 
-def _is_foreign(found: os.stat_result) -> bool:
-    return (found.st_uid, found.st_gid) != (os.getuid(), os.getgid())
+def _is_foreign(status: os.stat_result) -> bool:
+    return (status.st_uid, status.st_gid) != (os.getuid(), os.getgid())
 
 
 class _Cover:
@@ -295,14 +295,14 @@ class _Cover:
         return _ORIGINAL
 
 
-def _copy(source: str, target: str, found: os.stat_result) -> None:
+def _copy(source: str, target: str, status: os.stat_result) -> None:
     with open(source, "rb") as file, open(target, "wb") as copy:
         copy.write(file.read())
-    _look_like(target, found)
+    _look_like(target, status)
 
 
-def _look_like(path: str, found: os.stat_result) -> None:
+def _look_like(path: str, status: os.stat_result) -> None:
     with suppress(OSError):  # an owner that has no name in this namespace
-        os.chown(path, found.st_uid, found.st_gid)
-    os.chmod(path, stat.S_IMODE(found.st_mode))
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.chown(path, status.st_uid, status.st_gid)
+    os.chmod(path, stat.S_IMODE(status.st_mode))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

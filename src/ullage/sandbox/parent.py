@@ -134,7 +134,7 @@ def start(
     noted = tempfile.TemporaryFile(buffering=0) if record else None  # noqa: SIM115
     here = recording.descriptor() if noted is None else noted.fileno()
     parent = this_process()
-    told = {
+    options = {
         "parent": None if private else parent,
         "record": here,
         "redirect": inside and inside.folder,
@@ -154,7 +154,7 @@ def start(
                     pool = warm.channel(program, given, cwd, rights, private.network)
                 order = Order(
                     command=command,
-                    told=told,
+                    options=options,
                     channel=child_answers,
                     parent=parent,
                     cwd=os.getcwd() if cwd is None and not rights else cwd,
@@ -167,9 +167,9 @@ def start(
                 process = start_guard(order, file, child_output, given, passed, rights)
             elif python in (None, sys.executable) and can_fork():
                 standard = [file.fileno(), child_output, child_output]
-                process = fork_child(entry, child_answers, told, standard, given, cwd, [answers, output])
+                process = fork_child(entry, child_answers, options, standard, given, cwd, [answers, output])
             else:
-                process = start_process([*command, json.dumps(told)], file, child_output, given, passed, cwd)
+                process = start_process([*command, json.dumps(options)], file, child_output, given, passed, cwd)
     except BaseException:
         os.close(answers)
         os.close(output)

@@ -362,7 +362,7 @@ class Recorder:
                 names.add(watched)
         setattr(os, name, watched)
 
-    def asked(self, name: str | None) -> None:
+    def note_variable(self, name: str | None) -> None:
         """Record that the run read a variable, or looked through all of them."""
         if not self._paused.now:
             with self._paused:
@@ -414,7 +414,7 @@ def _watched(kind: type, recorder: Recorder) -> type:
                 walked.popleft()
             elif isinstance(name, str | bytes):
                 walked.clear()
-                recorder.asked(os.fsdecode(name))
+                recorder.note_variable(os.fsdecode(name))
             return super().__getitem__(name)
 
         def __iter__(self) -> Any:
@@ -423,7 +423,7 @@ def _watched(kind: type, recorder: Recorder) -> type:
             if recorder.is_by_package():
                 walked.extend(names)
             else:
-                recorder.asked(None)
+                recorder.note_variable(None)
             return iter(names)
 
     Environ.__name__ = Environ.__qualname__ = kind.__name__

@@ -118,7 +118,7 @@ class ForkedProcess:
 def fork_child(
     entry: str,
     channel: int,
-    told: dict[str, Any],
+    options: dict[str, Any],
     standard: list[int],
     env: Mapping[str, str],
     cwd: str | None,
@@ -129,7 +129,7 @@ def fork_child(
     if pid == 0:
         for descriptor in ours:
             os.close(descriptor)
-        run_child(entry, channel, told, standard, env, cwd)
+        run_child(entry, channel, options, standard, env, cwd)
     return ForkedProcess(pid)
 
 
@@ -143,7 +143,7 @@ def count_threads() -> int:
 
 
 def run_child(
-    entry: str, channel: int, told: dict[str, Any], standard: list[int], env: Mapping[str, str], cwd: str | None
+    entry: str, channel: int, options: dict[str, Any], standard: list[int], env: Mapping[str, str], cwd: str | None
 ) -> None:
     """Continue as a child in a forked process; never returns."""
     global _is_fork
@@ -157,10 +157,10 @@ def run_child(
         with recording.paused():
             os.environ.clear()
             os.environ.update(env)
-            if told["record"] is None:
+            if options["record"] is None:
                 recording.leave()
         tempfile.tempdir = None
-        sys.argv[1:] = [entry, str(channel), json.dumps(told)]
+        sys.argv[1:] = [entry, str(channel), json.dumps(options)]
         _is_fork = True
         Channel(channel).at(HELLO)
         enter(cwd, channel)

@@ -113,7 +113,7 @@ class _Worker:
         number = theirs.fileno()
         order = Order(
             command=[*program, _ENTRY, str(number)],
-            told={"parent": None, "record": None, "redirect": None, "network": None},
+            options={"parent": None, "record": None, "redirect": None, "network": None},
             channel=number,
             parent=this_process(),
             cwd=cwd,
@@ -247,5 +247,5 @@ def _serve(guard: FdChannel, imported: recording.Reads) -> None:
     except BaseException:
         os._exit(1)  # the guard starts a child then
     *standard, channel = streams[:4]
-    told = order["told"] | {"record": streams[4] if len(streams) > 4 else None}
-    run_child(order["entry"], channel, told, standard, order["env"], order["cwd"])
+    options = order["options"] | {"record": streams[4] if len(streams) > 4 else None}
+    run_child(order["entry"], channel, options, standard, order["env"], order["cwd"])

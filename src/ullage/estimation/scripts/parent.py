@@ -93,12 +93,12 @@ def step_of_script(request: JobRequest, gpu: GPU) -> dict[str, Any]:
     return unpacked(answer["calls"])
 
 
-def _first_run(asked: JobRequest, gpu: GPU, **more: Any) -> Run:
-    script, rank = asked.script, asked.ranks.first
+def _first_run(job: JobRequest, gpu: GPU, **more: Any) -> Run:
+    script, rank = job.script, job.ranks.first
     assert script is not None
     python = find_interpreter(sys.executable if script.python is None else os.fspath(script.python))
-    if asked.steps is not None and asked.steps < 1:
-        raise InvalidValue(f"steps must be at least 1, got {asked.steps}")
+    if job.steps is not None and job.steps < 1:
+        raise InvalidValue(f"steps must be at least 1, got {job.steps}")
     if not script.timeout > 0:
         raise InvalidValue(f"timeout must be more than 0 seconds, got {script.timeout}")
     request = ScriptRequest(
@@ -106,11 +106,11 @@ def _first_run(asked: JobRequest, gpu: GPU, **more: Any) -> Run:
         args=list(script.args),
         module=script.module,
         gpu=gpu,
-        steps=asked.steps,
+        steps=job.steps,
         timeout=script.timeout,
         limited=True,
-        config=asked.allocator,
-        launcher=_launcher_words(asked.ranks.launcher),
+        config=job.allocator,
+        launcher=_launcher_words(job.ranks.launcher),
         **more,
     )
     return Run(
@@ -119,7 +119,7 @@ def _first_run(asked: JobRequest, gpu: GPU, **more: Any) -> Run:
         rank=rank,
         network=script.network,
         show_output=script.show_output,
-        progress=asked.progress,
+        progress=job.progress,
     )
 
 

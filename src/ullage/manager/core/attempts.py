@@ -281,7 +281,7 @@ class AttemptTracker:
         folder = context.attempt_folder(context.store.live_attempt(job.id))
         if folder.exists():
             reason = job.stop_reason or "cancelled"
-            lead = context.checkpoint_lead(job.asked("checkpoint_lead")) if reason == "slot-end" else None
+            lead = context.checkpoint_lead(job.option("checkpoint_lead")) if reason == "slot-end" else None
             context.launcher.stop(folder, reason, context.settings.running.grace, lead)
 
 
@@ -308,7 +308,7 @@ class RunningJobGuard:
             self._asked = {each.token: self._asked.get(each.token, 0.0) for _, _, each in past}
             self._asked[attempt.token] = time.monotonic()
             if self._makes_room(attempt):
-                lead = self._context.checkpoint_lead(job.asked("checkpoint_lead"))
+                lead = self._context.checkpoint_lead(job.option("checkpoint_lead"))
                 self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")
 
     def _memory(self, job: JobRecord, attempt: AttemptRecord) -> None:
@@ -344,4 +344,4 @@ class RunningJobGuard:
         if slot is None or not job.spec["asked"]["resumable"]:
             return False
         ran = self._context.launcher.running_for(self._context.attempt_folder(attempt))
-        return ran is not None and ran >= max(0.0, slot - self._context.checkpoint_lead(job.asked("checkpoint_lead")))
+        return ran is not None and ran >= max(0.0, slot - self._context.checkpoint_lead(job.option("checkpoint_lead")))

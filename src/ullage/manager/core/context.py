@@ -193,7 +193,7 @@ class ManagerContext:
     def claim(self, job: JobRecord) -> float:
         """Return the part of a GPU that a job claims by asking for speed."""
         heeded = job.work is not None and self.policy.predicts
-        return claimed(job.asked("min_speed"), self.settings.placing.min_speed) if heeded else 0.0
+        return claimed(job.option("min_speed"), self.settings.placing.min_speed) if heeded else 0.0
 
     def checkpoint_lead(self, own: float | None) -> float:
         """Return how long before its end a job is asked for a checkpoint."""

@@ -115,7 +115,7 @@ class JobEditor:
         def requeue(job: JobRecord) -> str:
             if job.state in WAITING:
                 raise InvalidValue(f"cannot requeue: it waits already ({job.state})")
-            if job.asked("requeue") is False:
+            if job.option("requeue") is False:
                 raise InvalidValue("cannot requeue: it asked never to be started twice (--no-requeue); submit it anew")
             if not job.state.is_over and memory is not None:
                 raise InvalidValue(f"cannot requeue with other memory: the job must be over, but it is {job.state}")
@@ -127,7 +127,7 @@ class JobEditor:
             spec, kept = specs[job.spec_id]
             requeued.append(self._requeue(caller, job, spec, kept, hold))
             crash_point("requeue-before-commit")
-            lost = job.asked("env") is None
+            lost = job.option("env") is None
             yours = _of_environment(env or {}, job.spec.get("variables", [])) if lost else ""
             more = "" if memory is None else f" with {format_bytes(memory)}"
             return f"is {'held' if hold else 'in the queue again'}{more}{yours}"
@@ -177,7 +177,7 @@ class JobEditor:
     ) -> tuple[JobSpec, dict[str, Any] | None]:
         """Return the spec of a finished job with `env` if its own is gone and with `memory`, and its stored form if it
         changed."""
-        kept = job.asked("env") is not None
+        kept = job.option("env") is not None
         changes: dict[str, Any] = {} if kept else {"env": dict(env or {})}
         changes |= {} if memory is None else {"memory": memory}
         spec = checked(JobSpec, job.spec["asked"] | changes, "the job")

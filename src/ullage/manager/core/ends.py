@@ -192,11 +192,11 @@ def what_next(
     """Decide about another attempt: first by the job's own settings, then by placement's rules. `used` is the job's
     highest use, `largest` the largest GPU's memory."""
     stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
-    if job.asked("requeue") is False and ended.cause is not Cause.NOT_STARTED:
+    if job.option("requeue") is False and ended.cause is not Cause.NOT_STARTED:
         return stay._replace(text=f"{ended.detail}; it asked never to be started twice")
-    if job.asked("interactive") and ended.cause is not Cause.NOT_STARTED:
+    if job.option("interactive") and ended.cause is not Cause.NOT_STARTED:
         return stay._replace(text=f"{ended.detail}; a job at a terminal is not started again")
-    retries = job.asked("retries") or 0
+    retries = job.option("retries") or 0
     if ended.cause is Cause.OWN_FAILURE and retries:
         again = job.own_failures < retries
         how = f"retry {job.own_failures + 1} of {retries}" if again else f"no retry is left of {retries}"

@@ -69,8 +69,8 @@ class Notifier:
         found: list[tuple[str, dict[str, Any]]] = []
         if self._settings.hook is not None:
             found.append(("hook", {}))
-        if job.asked("on_end"):
-            found.append(("command", {"command": job.asked("on_end"), "cwd": job.asked("cwd")}))
+        if job.option("on_end"):
+            found.append(("command", {"command": job.option("on_end"), "cwd": job.option("cwd")}))
         if found:
             self._context.store.afterwards(self._woken.set)
         facts = facts_of(job)

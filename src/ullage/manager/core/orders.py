@@ -292,7 +292,7 @@ class Orders:
         number = self._one(caller, job)
         record = self._store.job(number)
         self._check_mine(caller, record, "attach to")
-        if not record.asked("interactive"):
+        if not record.option("interactive"):
             raise InvalidValue(f"job {record.reference} has no terminal; 'ullage submit --interactive' gives one")
         attempt = self._store.attempts.get(number)
         file = None if attempt is None else self._context.attempt_folder(attempt) / TERMINAL

@@ -78,7 +78,7 @@ class Questions:
         gpus = known_gpus(spec) or sorted({device.name for device in self._context.slot_reader.devices()})
         if not questions_about(spec):
             raise InvalidValue("the command must run a script or a module with Python, but it runs none")
-        question = {**spec.said(), "gpu": gpus}
+        question = {**spec.to_dict(), "gpu": gpus}
         id, asked, who = secrets.token_hex(16), self._context.clock(), (caller.uid, caller.gid, caller.user)
         record = QuestionRecord(id=id, uid=who[0], gid=who[1], user=who[2], asked=asked, question=question)
         self._store.also(

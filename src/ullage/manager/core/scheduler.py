@@ -145,7 +145,7 @@ class Scheduler:
         elif job.state is State.QUEUED:
             others = context.store.dependencies.get(number)
             pause = context.not_before.get(number, 0.0) - now
-            begin = job.asked("begin")
+            begin = job.option("begin")
             if others:
                 context.reasons[number] = waits_for(others, context.store.name_of)
             elif begin is not None and begin > context.clock():
@@ -172,8 +172,8 @@ class Scheduler:
 
     def _made(self, job: JobRecord, queued: float | None, throttle: int | None) -> Job:
         context, spec = self._context, job.spec
-        busy, min_speed = context.works.busy(job.work), job.asked("min_speed")
-        came = max(job.submitted, job.asked("begin") or 0.0)  # before its start time it did not wait
+        busy, min_speed = context.works.busy(job.work), job.option("min_speed")
+        came = max(job.submitted, job.option("begin") or 0.0)  # before its start time it did not wait
         queued = max(came, queued or came)
         return Job(
             id=job.id,

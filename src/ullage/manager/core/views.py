@@ -181,7 +181,7 @@ class JobViews:
         }
 
     def _speeds(self, job: JobRecord, attempt: AttemptRecord | None) -> dict[str, Any]:
-        context, own = self._context, job.asked("min_speed")
+        context, own = self._context, job.option("min_speed")
         slots = {slot.id: slot for slot in context.slots} if attempt or job.work else {}  # queues are long
         names = [slots[place].name for place in attempt.slots if place in slots] if attempt else []
         return {

@@ -68,7 +68,7 @@ class JobForm:
             raise InvalidValue("a command must be given, such as python train.py")
         if "cwd" not in given:
             raise InvalidValue("the folder on the server that the command runs in must be given")
-        return make_job(given, "the job").said()
+        return make_job(given, "the job").to_dict()
 
 
 class SubmitPage:

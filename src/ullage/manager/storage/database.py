@@ -232,14 +232,14 @@ class Database:
                 raise
             raise self._damaged(str(error)) from error
 
-    def _damaged(self, found: str) -> StoreDamaged:
+    def _damaged(self, problem: str) -> StoreDamaged:
         copies = self._copies()
         how = (
             self._going_back(copies[-1], f"{self._aside()} && ")
             if copies
             else f"There is no copy of it yet. To begin anew: {self._aside()} && ullage serve --new-database"
         )
-        return StoreDamaged(f"the database {self.file} is damaged ({found}); nothing was changed. {how}")
+        return StoreDamaged(f"the database {self.file} is damaged ({problem}); nothing was changed. {how}")
 
     def _copies(self) -> list[Path]:
         return sorted(self.backups.glob("state-*.db"), key=lambda file: file.stat().st_mtime)

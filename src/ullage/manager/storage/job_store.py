@@ -72,7 +72,7 @@ class JobStore:
                 damaged[job.id] = f"it is {job.state} and has no attempt"
         self.jobs = {number: job for number, job in self.jobs.items() if number not in damaged}
         needs = self.history.needs("j.ended IS NULL")
-        self.dependencies = {number: found for number, found in needs.items() if number in self.jobs}
+        self.dependencies = {number: job_needs for number, job_needs in needs.items() if number in self.jobs}
         self.throttles = self.history.throttles()
         self.accounts = self.history.accounts()
         self._works: dict[str, WorkRecord] = {}  # those that were asked for

@@ -165,8 +165,8 @@ class JobRecord:
     exit_code: int | None = None
     ran: float = 0.0
 
-    def asked(self, name: str) -> Any:
-        """What its submitter asked for, by the name of `JobSpec`; `None` if an earlier Ullage did not know that."""
+    def option(self, name: str) -> Any:
+        """Return an option of its submission by the name in `JobSpec`; `None` if an earlier Ullage did not know it."""
         return self.spec.get("asked", {}).get(name)
 
     @property
@@ -187,7 +187,7 @@ class JobRecord:
         return str(self.id) if self.array_id is None else f"{self.array_id}_{self.array_index}"
 
 
-_DEFAULTS = {found.name: found.default for found in dataclasses.fields(JobRecord) if found.default is not MISSING}
+_DEFAULTS = {column.name: column.default for column in dataclasses.fields(JobRecord) if column.default is not MISSING}
 
 
 def new_job(values: dict[str, Any]) -> JobRecord:
@@ -285,8 +285,8 @@ class Notification:
 
 
 STARTING, RUNNING, ENDED = "starting", "running", "over"
-JOB_COLUMNS = tuple(found.name for found in dataclasses.fields(JobRecord) if found.name != "spec")
-ATTEMPT_COLUMNS = tuple(found.name for found in dataclasses.fields(AttemptRecord))
+JOB_COLUMNS = tuple(column.name for column in dataclasses.fields(JobRecord) if column.name != "spec")
+ATTEMPT_COLUMNS = tuple(column.name for column in dataclasses.fields(AttemptRecord))
 
 
 _KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (int,), NoneType: (NoneType,)}
@@ -388,5 +388,5 @@ def packed(value: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(value).encode())
 
 
-def unpacked(kept: bytes) -> dict[str, Any]:
-    return dict(json.loads(zlib.decompress(kept)))
+def unpacked(blob: bytes) -> dict[str, Any]:
+    return dict(json.loads(zlib.decompress(blob)))

@@ -415,18 +415,18 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
     out = batch * outer * prod(problem.out[2:]) * item
     weight = inner * outer * rows * columns * item
     copies = source + out + 16 + (weight if rows * columns > 1 else 0)
-    through, kept, written = batch * inner, inner * outer, batch * outer
+    through, filters, written = batch * inner, inner * outer, batch * outer
     if problem.direction == DATA:
         step = problem.stride[0]
         if step > 1:
             (height, width), (rows, columns), out_lengths = _phases(problem)
-            through, kept = step * step * through, step * step * kept
-            copies = through * height * width + written * prod(out_lengths) + kept * rows * columns
+            through, filters = step * step * through, step * step * filters
+            copies = through * height * width + written * prod(out_lengths) + filters * rows * columns
             copies = copies * item + 16
         if max(rows, columns) > _TILE:
             return 0
         tiles = min(2, -(-height // (_TILE + 1 - rows)) * -(-width // (_TILE + 1 - columns)))
-        size = _TILE_BYTES * (tiles * through + kept + tiles * written)
+        size = _TILE_BYTES * (tiles * through + filters + tiles * written)
         if step > 1:
             return (size + copies) * min(groups, GROUPS_AT_ONCE)
     else:
@@ -435,9 +435,9 @@ def transform_bytes(problem: ConvolutionProblem) -> int:
             length *= 2
         both = 2 * length * (length // 2 + 1) * 8
         if problem.direction == FORWARD:
-            size = both * max(through + kept, written) + round_up(weight, 16)
+            size = both * max(through + filters, written) + round_up(weight, 16)
         else:
-            size = both * max(through + written, kept) + round_up(out, 16)
+            size = both * max(through + written, filters) + round_up(out, 16)
     if groups > 1:
         return (size + source + out + 16) * min(groups, GROUPS_AT_ONCE)
     return size + copies if problem.channels_last else size

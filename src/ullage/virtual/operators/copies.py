@@ -45,12 +45,12 @@ def _pass_through(
     nobody waits."""
     count = math.prod(size)
     same_type, whole = source.dtype is dtype, source.numel() == count
-    in_order, kept = whole and source.is_contiguous(), is_contiguous(size, stride)
-    same_order = in_order and kept or whole and source.stride() == tuple(stride) and is_dense(size, stride)
+    in_order, out_in_order = whole and source.is_contiguous(), is_contiguous(size, stride)
+    same_order = in_order and out_in_order or whole and source.stride() == tuple(stride) and is_dense(size, stride)
     if count < 2 or (same_type and same_order):
         return
     if to_gpu:
-        passed = not kept or (non_blocking and not same_type)
+        passed = not out_in_order or (non_blocking and not same_type)
         taken = [count * (source.dtype if non_blocking else dtype).itemsize] * passed
     elif non_blocking:
         taken = [count * dtype.itemsize] * ((not same_type) + (not in_order))

@@ -119,14 +119,14 @@ def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
     return out
 
 
-def cut_as_asked(gpu: GPUState, source: torch.Tensor, asked: Sequence[int]) -> torch.Tensor | None:
+def cut_as_asked(gpu: GPUState, source: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
     """Return the beginning of a tensor with an assumed first size, as long as a view of it needs (`x[mask].view(batch,
     3, size, size)`); else `None`."""
     if not gpu.assumed_sizes.is_assumed(source):
         return None
     row = source.shape[1:].numel()
-    count = math.lcm(row, math.prod(length for length in asked if length >= 0))
-    if -1 in asked and count:
+    count = math.lcm(row, math.prod(length for length in shape if length >= 0))
+    if -1 in shape and count:
         count *= source.numel() // count
     if not 0 < count < source.numel():
         return None

@@ -44,9 +44,9 @@ def keys_of(values: Any) -> Any:
             if value.layout is not _STRIDED and value.layout in _KEYS:
                 return _KEYS[value.layout]
         elif type(value) is list or type(value) is tuple:
-            found = keys_of(value)
-            if found is not None:
-                return found
+            key = keys_of(value)
+            if key is not None:
+                return key
     return None
 
 

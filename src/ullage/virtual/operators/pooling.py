@@ -47,8 +47,8 @@ def unfold(call: Call) -> Plan:
     first, steps = bytes_of(source), Steps()
     if out.nbytes <= first:
         return steps.output(0).copies(source).plan(out._replace(nbytes=first))
-    kept = steps.take(first)
-    return steps.copies(source).output(0).free(kept).plan(out)
+    first_output = steps.take(first)
+    return steps.copies(source).output(0).free(first_output).plan(out)
 
 
 # Resizing of images.

@@ -74,9 +74,9 @@ def cudnn_rnn_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: 
     if grad is None and grad_hy is None and grad_cy is None:
         return None, None, None, [None] * len(weights)
     memory = gpu.memory
-    kept = [memory.take(bytes_of(hx))] if grad_hy is None else []
+    state_grads = [memory.take(bytes_of(hx))] if grad_hy is None else []
     if cx is not None and grad_cy is None:
-        kept.append(memory.take(bytes_of(cx)))
+        state_grads.append(memory.take(bytes_of(cx)))
     source_copy = time_first_copy(source, batch_first, network.packed)
     copies = [source_copy, time_first_copy(grad, batch_first, network.packed) if grad is not None else 0]
     taken = [memory.take(size) for size in copies if size]
@@ -89,7 +89,7 @@ def cudnn_rnn_backward(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: 
     grads: list[Any] = [None] * len(weights)
     if mask[3]:
         grads = _weight_gradients(gpu, network, weights, stride, source_copy)
-    for temporary in reversed(kept):
+    for temporary in reversed(state_grads):
         memory.give_back(temporary)
     return grad_source, grad_hx, grad_cx, grads
 

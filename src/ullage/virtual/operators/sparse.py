@@ -30,23 +30,23 @@ def coalesce(gpu: GPUState, source: Any) -> Any:
     gpu.memory.take_in_turn(sorting.unique_by_key_in_place(count, _INDEX, gpu.spec))
     known = None if gpu.values.is_supposed(flat) else gpu.values.known(flat)
     if known is not None:
-        kept = torch.unique(known)
-        different = len(kept)
+        distinct = torch.unique(known)
+        different = len(distinct)
     else:
         different = min(count, _rows(source))
-        kept = None
+        distinct = None
         gpu.note("shapes", f"coalescing {count} sparse values is assumed to leave {different} different indices")
     flat.resize_((1, different))
-    if kept is not None:
-        gpu.values.set(flat, kept.unsqueeze(0))
+    if distinct is not None:
+        gpu.values.set(flat, distinct.unsqueeze(0))
     summed = torch.empty((different, *values.shape[1:]), dtype=values.dtype, device=values.device)
     if summed.numel():
         values = values.contiguous()
     indices = flat
     if sparse_dim > 1:
         indices = torch.empty((sparse_dim, different), dtype=torch.int64, device=flat.device)
-        if kept is not None:
-            gpu.values.set(indices, _unflattened(kept, source.shape[:sparse_dim]))
+        if distinct is not None:
+            gpu.values.set(indices, _unflattened(distinct, source.shape[:sparse_dim]))
     made = coo(indices, summed, source.shape, coalesced=True)
     del values, indices, summed, offsets, places, flat
     return made
@@ -293,12 +293,12 @@ def _intersection(gpu: GPUState, first: Any, second: Any, dtype: torch.dtype) ->
     order: Any = None
     if not known.is_coalesced():
         order = hashed.sort()
-    found = torch.empty((2, count), dtype=torch.int64, device=device)
+    pairs = torch.empty((2, count), dtype=torch.int64, device=device)
     torch.empty(1, dtype=torch.int64, device=device)
     indices = source._indices().clone()
     values = torch.empty_like(source._values(), dtype=torch.result_type(first, second)).to(dtype)
     made = coo(indices, values, source.shape, source.is_coalesced())
-    del values, indices, found, order, hashed, places
+    del values, indices, pairs, order, hashed, places
     return made
 
 
@@ -320,22 +320,22 @@ def index_select(gpu: GPUState, source: Any, dim: int, index: Any) -> Any:
     ordered: Any = None if dim == 0 and source.is_coalesced() else row.sort()
     counts, matches = torch.zeros_like(wanted), torch.zeros_like(wanted)
     total = counts.sum()
-    known, asked = gpu.values.known(row), gpu.values.known(index)
-    if known is None or asked is None:
+    known_row, known_index = gpu.values.known(row), gpu.values.known(index)
+    if known_row is None or known_index is None:
         length = count * len(index) if gpu.values.known(index) is None else count
         gpu.note("unbounded shapes", f"index_select of a sparse tensor is assumed to have {length} elements")
     else:
-        length = int((known.unsqueeze(0) == (asked % source.shape[dim]).unsqueeze(1)).sum())
+        length = int((known_row.unsqueeze(0) == (known_index % source.shape[dim]).unsqueeze(1)).sum())
     del total
-    found = torch.empty(length, dtype=torch.int64, device=device)
-    chosen = torch.empty_like(found)
+    positions = torch.empty(length, dtype=torch.int64, device=device)
+    chosen = torch.empty_like(positions)
     if length:
         offsets = counts.cumsum(0).sub_(counts)
         torch.empty(1, dtype=torch.int64, device=device)
         del offsets
     picked = torch.empty((sparse_dim, length), dtype=torch.int64, device=device)
     made = coo(picked, values.index_select(0, chosen), size)
-    del picked, chosen, found, matches, counts, ordered, numbers, places, row, wanted
+    del picked, chosen, positions, matches, counts, ordered, numbers, places, row, wanted
     return made
 
 
@@ -391,9 +391,9 @@ def sum_backward(gpu: GPUState, grad: Any, source: Any, dims: Any) -> Any:
     if grad.layout is torch.sparse_coo and not summed.isdisjoint(range(sparse_dim)):
         mine = grad.coalesce()
         made = torch.empty_like(values, dtype=grad.dtype)
-        found = [torch.zeros(size, dtype=torch.int64, device=grad.device) for size in (mine._nnz(), len(values))]
-        found.append(torch.empty_like(found[1]))
-        del found, mine
+        positions = [torch.zeros(size, dtype=torch.int64, device=grad.device) for size in (mine._nnz(), len(values))]
+        positions.append(torch.empty_like(positions[1]))
+        del positions, mine
     else:
         made = torch.empty_like(values, dtype=grad.dtype)
     return coo(indices.clone(), made, source.shape, source.is_coalesced())

@@ -130,10 +130,10 @@ class Cards:
             return list(self.cards)
         seen: list[Card] = []
         for word in text.split(","):
-            found = _named(self.cards, word.strip())
-            if found is None or found in seen:
+            card = _named(self.cards, word.strip())
+            if card is None or card in seen:
                 break
-            seen.append(found)
+            seen.append(card)
         return seen
 
 

@@ -121,7 +121,7 @@ class CalledModel:
             "types": types,
         }
 
-    def layers(self, shapes: Mapping[int, list[int | None]], kept: Mapping[int, int]) -> list[dict[str, Any]]:
+    def layers(self, shapes: Mapping[int, list[int | None]], kept_bytes: Mapping[int, int]) -> list[dict[str, Any]]:
         """Return an entry per module, including all modules below it; see `Estimate.layers`."""
         rows: dict[str, dict[str, Any]] = {}
         for number, path in self.paths.items():
@@ -135,5 +135,5 @@ class CalledModel:
                 row = rows[".".join(parts[:length])]
                 row["parameters"] += sum(weight.count for weight in own)
                 row["trainable"] += sum(weight.count for weight in own if weight.trainable)
-                row["kept"] += kept.get(number, 0)
+                row["kept"] += kept_bytes.get(number, 0)
         return list(rows.values())
