@@ -274,15 +274,15 @@ def test_equal_jobs_share_one_answer_and_others_have_their_own():
 def test_a_job_equal_to_one_in_estimation_compares_with_it():
     """It might have changed a file that was read before."""
     (first, answer), (second, kept) = make_all([NOTHING, NOTHING], at_once=2)
-    assert (first, second) == ([1], [2]) and kept == dataclasses.replace(answer, kept=True)
+    assert (first, second) == ([1], [2]) and kept == dataclasses.replace(answer, cached=True)
 
 
 def test_an_answer_is_valid_while_its_files_are_unchanged(tmp_path):
     request = dataclasses.replace(NOTHING, conda="mine", env={**NOTHING.env, "HOME": str(tmp_path)})
     answer = make(request)
     assert "no conda environment named 'mine'" in answer.note and answer.reads is not None
-    again = dataclasses.replace(request, kept=[answer])
-    assert make(again) == dataclasses.replace(answer, kept=True)
+    again = dataclasses.replace(request, cached=[answer])
+    assert make(again) == dataclasses.replace(answer, cached=True)
     (tmp_path / "elsewhere/mine/bin").mkdir(parents=True)
     (tmp_path / ".conda").mkdir()
     (tmp_path / ".conda/environments.txt").write_text(f"{tmp_path}/elsewhere/mine\n")
@@ -368,7 +368,7 @@ def test_an_estimate_ends_with_the_last_job_that_wants_it(tmp_path, begun):
 def test_whatever_a_users_process_answers_is_a_job_with_a_note(monkeypatch, answer):
     monkeypatch.setattr("ullage.manager.core.estimates.run", lambda *args, **more: Outcome(answer=answer))
     earlier = EstimateAnswer(1, "earlier", reads=Reads({"/": "exists"}, {}))
-    found = make(dataclasses.replace(NOTHING, kept=[earlier]))
+    found = make(dataclasses.replace(NOTHING, cached=[earlier]))
     assert found.upper is None and found.note.startswith("not estimated: ") and found.note.isprintable()
     assert not found.own_failure and found.reads is None
 

@@ -91,12 +91,12 @@ def limits_of(pid: int) -> dict[str, tuple[int, int]]:
         lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     except OSError:
         return {}
-    found = {}
+    limits = {}
     for line in lines:
         match = _LIMIT_LINE.match(line)
         if match and match[1] in _LIMITS:
-            found[_LIMITS[match[1]]] = (_limit(match[2]), _limit(match[3]))
-    return found
+            limits[_LIMITS[match[1]]] = (_limit(match[2]), _limit(match[3]))
+    return limits
 
 
 def _limit(text: str) -> int:
@@ -178,13 +178,13 @@ def write_token(file: Path, token: str) -> None:
 
 def _secret(file: Path) -> str:
     try:
-        kept = file.read_text().strip()
+        secret = file.read_text().strip()
     except FileNotFoundError:
-        kept = ""
-    if not re.fullmatch(r"[0-9a-f]{64}", kept):
-        kept = secrets.token_hex(32)
-        write_token(file, kept)
-    return kept
+        secret = ""
+    if not re.fullmatch(r"[0-9a-f]{64}", secret):
+        secret = secrets.token_hex(32)
+        write_token(file, secret)
+    return secret
 
 
 def _group(uid: int) -> int:

@@ -26,8 +26,8 @@ def promised_on(job: Job, gpu: str) -> int | None:
     5
     """
     by_gpu = dict(zip(job["gpus_used"], job["promises"], strict=False))
-    found: int | None = by_gpu.get(gpu, job["promise"])
-    return found
+    promise: int | None = by_gpu.get(gpu, job["promise"])
+    return promise
 
 
 def reference(job: Job) -> str:
@@ -92,16 +92,16 @@ def trial_words(answer: dict[str, Any]) -> list[str]:
 
 
 def facts(job: Job) -> dict[str, str]:
-    found = {} if job["array_id"] is None else {"number": str(job["id"])}
+    texts = {} if job["array_id"] is None else {"number": str(job["id"])}
     if job.get("command"):
-        found |= {"command": shlex.join(job["command"]), "folder": job["cwd"]}
+        texts |= {"command": shlex.join(job["command"]), "folder": job["cwd"]}
     alone = ", alone" if job["exclusive"] else ""
     where = f"{promised(job)} on {job['gpus']} GPU{'s' if job['gpus'] > 1 else ''}{alone}"
     estimating = f"its memory {job['estimating']}" if job["estimating"] else ""
     often = f"up to {job['retries']} times after failures of its own" if job.get("retries") else ""
     spans = [f"waited {format_duration(job['waited'])}", f"ran {format_duration(job['ran'])}"]
     spans += [] if job["completion"] is None else [f"{format_duration(job['completion'])} in all"]
-    found |= {
+    texts |= {
         "user": f"{job['user']}, priority {job['priority']}",
         "promise": where if job["gpus"] else "no GPU",
         "host": host_share(job),
@@ -114,12 +114,12 @@ def facts(job: Job) -> dict[str, str]:
         "waits" if job["alone"] is None else "attention": job["reason"] or "",
         "time": f"submitted {exact_moment(job['submitted'])}; {', '.join(spans)}",
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in texts.items() if text}
 
 
 def _expected(job: Job) -> str:
-    found = job["utilization"]
-    alone = f"{format_duration(found['step_s'])} a step alone on {found['gpu']}, SMACT {found['smact']:.0%} (predicted)"
+    usage = job["utilization"]
+    alone = f"{format_duration(usage['step_s'])} a step alone on {usage['gpu']}, SMACT {usage['smact']:.0%} (predicted)"
     now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
     least = "" if job["min_speed"] is None else f"; {job['min_speed']:.0%} at least beside others"
     return f"{alone}{now}{least}"
@@ -135,8 +135,8 @@ def attempt_words(attempt: dict[str, Any]) -> str:
     if attempt["cause"] is None:
         return f"{attempt['state']} {words}"
     ran = "" if attempt["elapsed"] is None else f" after {format_duration(attempt['elapsed'])}"
-    said = attempt["detail"] and attempt["cause"] not in ("finished", "cancelled")
-    more = f": {attempt['detail']}" if said else ""
+    has_detail = attempt["detail"] and attempt["cause"] not in ("finished", "cancelled")
+    more = f": {attempt['detail']}" if has_detail else ""
     return f"{attempt['cause']}{ran}{more} ({words})"
 
 

@@ -72,8 +72,8 @@ def _module(file: Path) -> ModuleType:
     except UllageError:
         raise
     except (Exception, SystemExit) as error:
-        told = " ".join(str(error).split())
-        raise InvalidValue(f"cannot load the policy in {file}: {type(error).__name__}: {told}") from error
+        reason = " ".join(str(error).split())
+        raise InvalidValue(f"cannot load the policy in {file}: {type(error).__name__}: {reason}") from error
     finally:
         sys.path.pop(0)
     return module
@@ -82,10 +82,10 @@ def _module(file: Path) -> ModuleType:
 def _guard(file: Path) -> None:
     """Refuse a file that other users can change or replace: they would run code as this user."""
     for path in (file, file.parent):
-        found = path.stat()
-        others = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
-        group = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid())
-        if found.st_uid not in (0, os.geteuid()):
+        status = path.stat()
+        others = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+        group = status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid())
+        if status.st_uid not in (0, os.geteuid()):
             raise NotAllowed(f"{path} belongs to another user; a policy runs as the daemon, so keep a copy of your own")
         if others or group:
             raise NotAllowed(f"others can change {path}; a policy runs as the daemon, so type: chmod go-w {path}")

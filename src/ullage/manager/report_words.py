@@ -43,12 +43,12 @@ def moment(text: str, now: float) -> float:
             raise InvalidValue(f"a time must look like {forms}, got {text[:80]!r}") from None
 
 
-def csv_of(found: dict[str, Any]) -> str:
+def csv_of(report: dict[str, Any]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*found["by"], *FIGURES])
-    for row in found["rows"]:
-        writer.writerow([_of_csv(row[key]) for key in (*found["by"], *FIGURES)])
+    writer.writerow([*report["by"], *FIGURES])
+    for row in report["rows"]:
+        writer.writerow([_of_csv(row[key]) for key in (*report["by"], *FIGURES)])
     return text.getvalue()
 
 
@@ -90,14 +90,14 @@ def cells_of(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def sums_of(found: dict[str, Any], figure: str = "gpu_hours") -> tuple[str, str | None, Sums, list[str]]:
+def sums_of(report: dict[str, Any], figure: str = "gpu_hours") -> tuple[str, str | None, Sums, list[str]]:
     """Return a figure for a bar chart: the keys of bars (days if there are any) and of their parts, the bars with
     their parts by name, and the names of the parts, largest first."""
-    keys = sorted(found["by"], key=lambda key: key != "day")
+    keys = sorted(report["by"], key=lambda key: key != "day")
     across, stacked = keys[0], keys[1] if len(keys) > 1 else None
     bars: Sums = {}
     totals: dict[str, float] = {}
-    for row in found["rows"]:
+    for row in report["rows"]:
         name, value = "" if stacked is None else str(row[stacked]), row[figure] or 0.0
         bar = bars.setdefault(str(row[across]), {})
         bar[name] = bar.get(name, 0.0) + value

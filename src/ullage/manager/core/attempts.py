@@ -67,9 +67,9 @@ class AttemptTracker:
             share = HostShare(attempt.cores, attempt.host_promise)
             context.ledger.adopt(number, attempt.memory, attempt.exclusive, share)
             context.energy.interrupted(attempt.token)
-            kept = context.store.history.curves(number).get(attempt.number)
-            if kept is not None:
-                context.curves[attempt.token] = MemoryCurve(*kept)
+            curve = context.store.history.curves(number).get(attempt.number)
+            if curve is not None:
+                context.curves[attempt.token] = MemoryCurve(*curve)
             started = read_record(context.attempt_folder(attempt) / STARTED)
             if started is not None:
                 context.pids[number] = int(started["job_pid"])
@@ -330,14 +330,14 @@ class RunningJobGuard:
     def _others_in_danger(self, attempt: AttemptRecord, slot: str) -> bool:
         """Whether the promised memory that others have not used yet exceeds the free memory."""
         context = self._context
-        found = next((each for each in context.slots if each.id == slot), None)
-        if found is None or found.used is None:
+        card = next((each for each in context.slots if each.id == slot), None)
+        if card is None or card.used is None:
             return False
         missing = 0
         for other in context.store.attempts.values():
             if slot in other.slots and other.token != attempt.token:
                 missing += max(0, other.memory[slot] - context.used.get(other.token, {}).get(slot, 0))
-        return missing > found.total - found.used
+        return missing > card.total - card.used
 
     def _slot_is_over(self, job: JobRecord, attempt: AttemptRecord) -> bool:
         slot = self._context.settings.fairness.slot

@@ -42,11 +42,11 @@ class SlotReader:
 
     def named(self, gpu: str | int) -> Device:
         devices = self.devices()
-        found = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
-        if found is None:
+        device_named = next((device for device in devices if str(gpu) in (str(device.index), device.id)), None)
+        if device_named is None:
             there = ", ".join(f"{device.index} ({device.id})" for device in devices[:16])
             raise InvalidValue(f"the GPU must be named by index or UUID, got {str(gpu)[:80]!r}. There are: {there}")
-        return found
+        return device_named
 
     def look(
         self, drained: Collection[str], booked: Sequence[tuple[str, Booking]] = ()
@@ -233,8 +233,8 @@ class ManagerContext:
 
     def _measure_energy(self) -> None:
         latest = self.slot_reader.monitor.latest
-        found = {slot.id: latest(slot.id) for slot in self.slots}
-        power = {slot: None if reading is None else reading.power_w for slot, reading in found.items()}
+        readings = {slot.id: latest(slot.id) for slot in self.slots}
+        power = {slot: None if reading is None else reading.power_w for slot, reading in readings.items()}
         self.energy.look(self.store.attempts.values(), power.get)
 
     @property
@@ -261,8 +261,8 @@ class ManagerContext:
 
     def reason(self, job: int) -> str | None:
         """Return why a job waits, if placement has decided about it."""
-        found = self.reasons.get(job)
-        return found if found is None or isinstance(found, str) else found.reason
+        decision = self.reasons.get(job)
+        return decision if decision is None or isinstance(decision, str) else decision.reason
 
     @property
     def largest(self) -> int:

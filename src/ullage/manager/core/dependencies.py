@@ -46,10 +46,10 @@ class Dependencies:
             raise InvalidValue(f"{INDEX} must follow an array, such as 12_{INDEX}, got {str(each.job)[:80]!r}")
         if not array:
             raise InvalidValue(f"only a job of an array has an index: {each.job} needs --array too")
-        found = self._store.history.indices(int(match[1]))
-        if not found:
+        indices = self._store.history.indices(int(match[1]))
+        if not indices:
             raise NoSuchJob(str(each.job))
-        return found
+        return indices
 
     def _needs(self, caller: Caller, each: Dependency) -> list[Need]:
         if isinstance(each.job, int):
@@ -58,10 +58,10 @@ class Dependencies:
         if match is None:
             return [Need(number, whole, each.kind) for number, whole in self._named(caller, each.job)]
         index = None if match[2] == "all" else int(match[2])
-        found = self._store.history.of_array(int(match[1]), *([] if index is None else [index]))
-        if not found:
+        jobs = self._store.history.of_array(int(match[1]), *([] if index is None else [index]))
+        if not jobs:
             raise NoSuchJob(each.job)
-        return [Need(int(match[1]), True, each.kind) if index is None else Need(found[0], False, each.kind)]
+        return [Need(int(match[1]), True, each.kind) if index is None else Need(jobs[0], False, each.kind)]
 
     def _named(self, caller: Caller, name: str) -> Iterable[tuple[int, bool]]:
         """Return the caller's unfinished jobs of a name, or else the newest; an array counts as a whole."""
@@ -79,12 +79,12 @@ class Dependencies:
         while ahead:
             new = {number for need in ahead for number in self._numbers(need)} - seen
             seen |= new
-            ahead = {need for found in self._store.needs(new).values() for need in found}
+            ahead = {need for needs_of_job in self._store.needs(new).values() for need in needs_of_job}
         return seen
 
     def settle(self) -> None:
         """Settle dependencies on finished jobs, some of them in one transaction; `unsettled` if more are left."""
-        store, found, self.unsettled = self._store, dict[int, list[Need]](), False
+        store, settled, self.unsettled = self._store, dict[int, list[Need]](), False
         if not store.dependencies:
             return
         damaged = store.history.damaged.keys()  # how a job ended that cannot be read, nobody knows
@@ -93,19 +93,19 @@ class Dependencies:
             over = [need for need in needs if need.job not in (arrays if need.whole else live)]
             if damaged:
                 over = [need for need in over if damaged.isdisjoint(self._numbers(need))]
-            if over and len(found) == _AT_A_TIME:
+            if over and len(settled) == _AT_A_TIME:
                 self.unsettled = True
                 break
             if over:
-                found[number] = over
-        if found:
-            self._settle(found)
+                settled[number] = over
+        if settled:
+            self._settle(settled)
 
-    def _settle(self, found: dict[int, list[Need]]) -> None:
-        store, ended = self._store, {need for over in found.values() for need in over}
+    def _settle(self, settled: dict[int, list[Need]]) -> None:
+        store, ended = self._store, {need for over in settled.values() for need in over}
         states = store.history.states(need.job for need in ended if not need.whole)
         bad = {need: self._why(need, states.get(need.job)) for need in ended}
-        for number, over in found.items():
+        for number, over in settled.items():
             failed = next((bad[need] for need in over if bad[need]), None)
             if failed is not None:
                 store.move(store.job(number), "withdraw", State.CANCELLED, failed, detail=failed)

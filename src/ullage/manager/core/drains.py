@@ -17,12 +17,12 @@ LONGEST = 366 * 86400.0  # seconds
 
 
 def usable_by(job: JobRecord, drains: Sequence[Drain]) -> frozenset[int]:
-    found = {each.id for each in drains if job.user in each.users}
-    left = [each for each in drains if each.groups and each.id not in found]
+    usable = {each.id for each in drains if job.user in each.users}
+    left = [each for each in drains if each.groups and each.id not in usable]
     if left:
         mine = _groups(job.user, job.gid)
-        found |= {each.id for each in left if mine & set(each.groups)}
-    return frozenset(found)
+        usable |= {each.id for each in left if mine & set(each.groups)}
+    return frozenset(usable)
 
 
 class Drains:
@@ -72,8 +72,8 @@ def check_drain(new: Drain, others: Iterable[Drain], now: float) -> None:
     for name in new.groups:
         _known("group", name, grp.getgrnam)
     if new.until is not None and (new.until <= now or not 0 < new.until - new.begin <= LONGEST):
-        found = f"{format_moment(new.begin)} to {format_moment(new.until)}"
-        raise InvalidValue(f"a drain must not be over and must last at most {LONGEST / 86400:.0f} days, got {found}")
+        span = f"{format_moment(new.begin)} to {format_moment(new.until)}"
+        raise InvalidValue(f"a drain must not be over and must last at most {LONGEST / 86400:.0f} days, got {span}")
     for other in others:
         if other.begin < (new.until or LAST_MOMENT) and new.begin < (other.until or LAST_MOMENT):
             raise InvalidValue(f"this GPU {other.text} already; 'ullage admin resume --all' takes that back")
@@ -87,10 +87,10 @@ def _known(what: str, name: str, find: Callable[[str], object]) -> None:
 
 
 def _groups(user: str, gid: int) -> set[str]:
-    found = set()
+    names = set()
     for number in os.getgrouplist(user, gid):
         try:
-            found.add(grp.getgrgid(number).gr_name)
+            names.add(grp.getgrgid(number).gr_name)
         except KeyError:
             continue
-    return found
+    return names

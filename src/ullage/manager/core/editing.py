@@ -26,9 +26,9 @@ class _Terms:
     """The spec of jobs after an edit, with expensive checks done once for all jobs that share it."""
 
     def __init__(
-        self, spec: JobSpec, kept: dict[str, Any], caller: Caller, array: bool, dependencies: Dependencies
+        self, spec: JobSpec, stored: dict[str, Any], caller: Caller, array: bool, dependencies: Dependencies
     ) -> None:
-        self.spec, self.kept, self._names = spec, kept, dependencies.names
+        self.spec, self.stored, self._names = spec, stored, dependencies.names
         self._find = dependencies.finder(caller, spec.after, array)
         self._reached = functools.cache(dependencies.reached)
 
@@ -68,8 +68,8 @@ class JobEditor:
                 spec = self._edited(job, changes)
                 given = {} if "priority" in changes else {"priority": 0}  # one that an operator gave it stays
                 self._intake.check(caller, spec.model_copy(update=given))
-                kept = self._intake.kept(spec, job.spec["limits"])
-                specs[job.spec_id] = _Terms(spec, kept, caller, job.array_id is not None, self._dependencies)
+                stored = self._intake.stored_spec(spec, job.spec["limits"])
+                specs[job.spec_id] = _Terms(spec, stored, caller, job.array_id is not None, self._dependencies)
             edited.append(self._edit(caller, job, changes, specs[job.spec_id]))
             crash_point("edit-before-commit")
             return f"is edited: {', '.join(sorted(changes))}"
@@ -82,8 +82,8 @@ class JobEditor:
         self._intake.want(jobs)
 
     def _edited(self, job: JobRecord, changes: Mapping[str, Any]) -> JobSpec:
-        asked = {**job.spec["asked"], **changes}
-        values = {name: value for name, value in asked.items() if name not in changes or value is not None}
+        request = {**job.spec["asked"], **changes}
+        values = {name: value for name, value in request.items() if name not in changes or value is not None}
         if "throttle" in changes and job.array_id is None:
             raise InvalidValue("throttle: only an array has one; this is a single job")
         return checked(JobSpec, values | ({"array": [0]} if job.array_id is not None else {}), "the job")
@@ -102,7 +102,7 @@ class JobEditor:
         if "throttle" in changes and job.array_id is not None:
             self._store.throttle(job.array_id, spec.throttle)
         text = f"{', '.join(sorted(changes))}, by {caller.user}"
-        return self._store.move(job, "edit", job.state, text, spec=terms.kept, **values)
+        return self._store.move(job, "edit", job.state, text, spec=terms.stored, **values)
 
     def requeueing(
         self, caller: Caller, hold: bool, env: Mapping[str, str] | None, memory: int | None = None
@@ -124,8 +124,8 @@ class JobEditor:
             self._intake.check_room(caller, 1)
             if job.spec_id not in specs:
                 specs[job.spec_id] = self._spec_again(caller, job, env, memory)
-            spec, kept = specs[job.spec_id]
-            requeued.append(self._requeue(caller, job, spec, kept, hold))
+            spec, stored = specs[job.spec_id]
+            requeued.append(self._requeue(caller, job, spec, stored, hold))
             crash_point("requeue-before-commit")
             lost = job.option("env") is None
             yours = _of_environment(env or {}, job.spec.get("variables", [])) if lost else ""
@@ -135,13 +135,13 @@ class JobEditor:
         return requeue
 
     def _requeue(
-        self, caller: Caller, job: JobRecord, spec: JobSpec, kept: dict[str, Any] | None, hold: bool
+        self, caller: Caller, job: JobRecord, spec: JobSpec, stored: dict[str, Any] | None, hold: bool
     ) -> JobRecord:
         needs = self._store.needs([job.id])[job.id]
         for need in needs:
             if self._dependencies.is_over(need) and (failed := self._dependencies.failed(need)):
                 raise InvalidValue(f"cannot requeue: {failed}; requeue that first")
-        changed = {} if kept is None else {"spec": kept}
+        changed = {} if stored is None else {"spec": stored}
         if needs:
             self._store.wait_for(job.id, needs)
         return self._store.move(
@@ -177,16 +177,16 @@ class JobEditor:
     ) -> tuple[JobSpec, dict[str, Any] | None]:
         """Return the spec of a finished job with `env` if its own is gone and with `memory`, and its stored form if it
         changed."""
-        kept = job.option("env") is not None
-        changes: dict[str, Any] = {} if kept else {"env": dict(env or {})}
+        has_env = job.option("env") is not None
+        changes: dict[str, Any] = {} if has_env else {"env": dict(env or {})}
         changes |= {} if memory is None else {"memory": memory}
         spec = checked(JobSpec, job.spec["asked"] | changes, "the job")
         self._intake.check(caller, spec.model_copy(update={"priority": 0}))
         if not changes:
             return spec, None
-        if not kept and caller.uid != job.uid:  # whose own variables may be secret
+        if not has_env and caller.uid != job.uid:  # whose own variables may be secret
             raise InvalidValue(f"cannot requeue: its environment is not kept any more, so only {job.user} can")
-        return spec, self._intake.kept(spec, job.spec["limits"])
+        return spec, self._intake.stored_spec(spec, job.spec["limits"])
 
 
 def _of_environment(env: Mapping[str, str], before: Sequence[str]) -> str:

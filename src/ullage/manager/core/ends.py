@@ -61,10 +61,10 @@ class OutputEvidence:
 
 def read_output(text: str) -> OutputEvidence | None:
     """Return the last evidence in the output, or `None`; an error that was handled does not count."""
-    found = [(match.start(), cause, match) for cause, pattern in _KINDS for match in pattern.finditer(text)]
-    if not found:
+    matches = [(match.start(), cause, match) for cause, pattern in _KINDS for match in pattern.finditer(text)]
+    if not matches:
         return None
-    place, cause, _ = max(found, key=lambda item: item[0])
+    place, cause, _ = max(matches, key=lambda item: item[0])
     if _something_else_came_later(text, place):
         return None
     begin, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)

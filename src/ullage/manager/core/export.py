@@ -87,9 +87,9 @@ def _contents(
     """Return jobs and their workloads; jobs that are not `named` stay anonymous."""
     numbers = [job.id for job in jobs]
     attempts, queued = store.history.attempts(numbers), store.history.queued(numbers)
-    kept = sorted({job.work for job in jobs if job.work is not None})
+    used = sorted({job.work for job in jobs if job.work is not None})
     return {
-        "works": {work: {gpu: each.to_dict() for gpu, each in works.known(work).items()} for work in kept},
+        "works": {work: {gpu: each.to_dict() for gpu, each in works.known(work).items()} for work in used},
         "jobs": [_job(job, attempts.get(job.id, ()), queued.get(job.id), named(job)) for job in jobs],
     }
 

@@ -19,10 +19,10 @@ def host_of(settings: HostSettings) -> HostShare:
     return HostShare(cores, memory)
 
 
-def share_of(asked: Mapping[str, Any], settings: HostSettings) -> HostShare:
+def share_of(request: Mapping[str, Any], settings: HostSettings) -> HostShare:
     """Return the cores and host memory to promise a job. A job without a GPU gets a core at least."""
-    cores, memory = asked.get("cores"), asked.get("host_memory")
-    least = 1 if asked["gpus"] == 0 else 0
+    cores, memory = request.get("cores"), request.get("host_memory")
+    least = 1 if request["gpus"] == 0 else 0
     return HostShare(
         max(least, settings.default_cores if cores is None else cores),
         settings.default_memory if memory is None else memory,

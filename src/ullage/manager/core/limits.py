@@ -31,12 +31,12 @@ class UserLimits:
                 "(limits.gpus in the settings)"
             )
         self.check_number(caller, new)
-        kept, size = self._context.store.bytes_of(caller.uid), len(spec.model_dump_json())
-        if kept + size > self._limits.stored:
+        stored, size = self._context.store.bytes_of(caller.uid), len(spec.model_dump_json())
+        if stored + size > self._limits.stored:
             raise NotAllowed(
-                f"{caller.user}'s jobs that wait or run have {format_bytes(kept)} of commands and variables; this one "
-                f"has {format_bytes(size)}, and {format_bytes(self._limits.stored)} are the limit (limits.stored in "
-                "the settings). --clean-env sends fewer variables"
+                f"{caller.user}'s jobs that wait or run have {format_bytes(stored)} of commands and variables; this "
+                f"one has {format_bytes(size)}, and {format_bytes(self._limits.stored)} are the limit (limits.stored "
+                "in the settings). --clean-env sends fewer variables"
             )
 
     def check_number(self, caller: Caller, new: int) -> None:

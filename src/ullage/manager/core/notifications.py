@@ -66,15 +66,15 @@ class Notifier:
 
     def of_end(self, job: JobRecord) -> Iterator[EndNote]:
         """Yield the notifications of a job's end, for the transaction that ends it."""
-        found: list[tuple[str, dict[str, Any]]] = []
+        targets: list[tuple[str, dict[str, Any]]] = []
         if self._settings.hook is not None:
-            found.append(("hook", {}))
+            targets.append(("hook", {}))
         if job.option("on_end"):
-            found.append(("command", {"command": job.option("on_end"), "cwd": job.option("cwd")}))
-        if found:
+            targets.append(("command", {"command": job.option("on_end"), "cwd": job.option("cwd")}))
+        if targets:
             self._context.store.afterwards(self._woken.set)
         facts = facts_of(job)
-        yield from ((kind, target, facts) for kind, target in found)
+        yield from ((kind, target, facts) for kind, target in targets)
 
     async def run(self) -> None:
         while True:

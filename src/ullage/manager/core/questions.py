@@ -53,21 +53,21 @@ class Questions:
     def __init__(self, context: ManagerContext, intake: Intake, database: Database) -> None:
         self._context, self._intake, self._estimates = context, intake, intake.estimates
         self._database, self._store = database, context.store
-        self._open = {each.id: each for each in self._kept("answered IS NULL ORDER BY asked")}
+        self._open = {each.id: each for each in self._stored("answered IS NULL ORDER BY asked")}
 
-    def _kept(self, where: str, *values: Any) -> list[QuestionRecord]:
+    def _stored(self, where: str, *values: Any) -> list[QuestionRecord]:
         """Return the questions that match a condition in SQL. Thread-safe."""
-        found = []
+        records = []
         for row in map(dict, self._database.rows(f"SELECT * FROM questions WHERE {where}", values)):
             answer = None if row["answer"] is None else unpacked(row["answer"])
-            found.append(QuestionRecord(**{**row, "question": unpacked(row["question"]), "answer": answer}))
-        return found
+            records.append(QuestionRecord(**{**row, "question": unpacked(row["question"]), "answer": answer}))
+        return records
 
     def _record(self, id: str) -> QuestionRecord:
-        found = self._open.get(id) or next(iter(self._kept("id = ?", id)), None)
-        if found is None:
+        record = self._open.get(id) or next(iter(self._stored("id = ?", id)), None)
+        if record is None:
             raise UnknownName("estimate", id[:80], [])
-        return found
+        return record
 
     def ask(self, caller: Caller, spec: EstimateSpec) -> dict[str, Any]:
         """Add a question; of a user with too many, the oldest goes."""
@@ -79,11 +79,11 @@ class Questions:
         if not questions_about(spec):
             raise InvalidValue("the command must run a script or a module with Python, but it runs none")
         question = {**spec.to_dict(), "gpu": gpus}
-        id, asked, who = secrets.token_hex(16), self._context.clock(), (caller.uid, caller.gid, caller.user)
-        record = QuestionRecord(id=id, uid=who[0], gid=who[1], user=who[2], asked=asked, question=question)
+        id, now, who = secrets.token_hex(16), self._context.clock(), (caller.uid, caller.gid, caller.user)
+        record = QuestionRecord(id=id, uid=who[0], gid=who[1], user=who[2], asked=now, question=question)
         self._store.also(
             "INSERT INTO questions (id, uid, gid, user, asked, question) VALUES (?, ?, ?, ?, ?, ?)",
-            (id, *who, asked, packed(question)),
+            (id, *who, now, packed(question)),
         )
         self._store.also(
             "DELETE FROM questions WHERE uid = ? AND answered IS NOT NULL AND id NOT IN "
@@ -99,7 +99,7 @@ class Questions:
 
     def asked_by(self, caller: Caller, limit: int) -> list[dict[str, Any]]:
         shown = [
-            self._shown(caller, each) for each in self._kept("uid = ? ORDER BY asked DESC LIMIT ?", caller.uid, limit)
+            self._shown(caller, each) for each in self._stored("uid = ? ORDER BY asked DESC LIMIT ?", caller.uid, limit)
         ]
         for each in shown:
             each["question"].pop("script", None)
@@ -122,9 +122,9 @@ class Questions:
         record = self._record(id)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not use what {record.user} asked")
-        found = (record.answer or {}).get("estimates", [])
+        estimates = (record.answer or {}).get("estimates", [])
         try:
-            made = [Estimate.from_dict(each) for each in found]
+            made = [Estimate.from_dict(each) for each in estimates]
             worst = max(made, key=lambda each: each.bound)
             note = f"estimated by {worst.estimator} for {worst.gpu}"
             known = {each.gpu: each.utilization.to_dict() for each in made if each.utilization is not None}
@@ -145,9 +145,9 @@ class Questions:
         self._estimates.want(record.id, request, self._answered)
 
     def _answered(self, ids: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
-        said = {"estimates": answer.estimates, "advice": answer.advice, "reason": reason_of(answer)}
+        values = {"estimates": answer.estimates, "advice": answer.advice, "reason": reason_of(answer)}
         for id in ids:
-            self._intake.write_later(partial(self._answer, str(id), said))
+            self._intake.write_later(partial(self._answer, str(id), values))
 
     def _answer(self, id: str, answer: dict[str, Any]) -> None:
         """Store the answer, and drop the question's variables, which may be secret."""

@@ -181,8 +181,8 @@ def check_by(by: Sequence[str]) -> tuple[str, ...]:
     ullage.errors.InvalidValue: by must be one or more of user, day, name and gpu, each once, got 'usr'
     """
     if not by or len(set(by)) < len(by) or not set(by) <= set(BY):
-        found = ", ".join(map(repr, by))[:80] or "none"
-        raise InvalidValue(f"by must be one or more of user, day, name and gpu, each once, got {found}")
+        given = ", ".join(map(repr, by))[:80] or "none"
+        raise InvalidValue(f"by must be one or more of user, day, name and gpu, each once, got {given}")
     return tuple(by)
 
 

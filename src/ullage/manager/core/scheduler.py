@@ -94,15 +94,15 @@ class Scheduler:
         """Drop decisions that exceed a user's limit together."""
         if held is None:
             return list(decisions)
-        kept = []
+        allowed = []
         for decision in decisions:
             job = self._context.store.job(decision.job)
             if self._limits.why_not(job, len(decision.slots), held) is None:
                 held[job.uid] += len(decision.slots)
-                kept.append(decision)
-        if len(kept) < len(decisions):
+                allowed.append(decision)
+        if len(allowed) < len(decisions):
             self._context.service.wake()  # others may have their places
-        return kept
+        return allowed
 
     def try_out(self, jobs: Sequence[JobRecord], throttle: int | None) -> Generator[None, None, PassOutcome]:
         context, now = self._context, time.monotonic()
@@ -127,12 +127,12 @@ class Scheduler:
 
     def _unsorted(self) -> set[int]:
         """Return changed or blocked jobs; all jobs if drains have changed."""
-        found = self._context.store.changed() | self._blocked
+        unsorted = self._context.store.changed() | self._blocked
         if self._drains != self._context.drains:
             self._drains = self._context.drains
             self._seen.clear()
-            found |= self._ready.keys()
-        return found
+            unsorted |= self._ready.keys()
+        return unsorted
 
     def _sort_in(self, number: int, now: float) -> None:
         context = self._context
@@ -140,8 +140,8 @@ class Scheduler:
         self._ready.pop(number, None)
         self._blocked.discard(number)
         if job is None:
-            for kept in (self._seen, context.reasons, context.not_before, context.queued_at):
-                kept.pop(number, None)
+            for by_job in (self._seen, context.reasons, context.not_before, context.queued_at):
+                by_job.pop(number, None)
         elif job.state is State.QUEUED:
             others = context.store.dependencies.get(number)
             pause = context.not_before.get(number, 0.0) - now

@@ -59,11 +59,11 @@ class FairShare:
         self._held.pop(token, None)
 
     def usage(self, now: float) -> dict[str, float]:
-        found = {user: account.worth(now, self._half_life) for user, account in self._store.accounts.items()}
+        usage = {user: account.worth(now, self._half_life) for user, account in self._store.accounts.items()}
         for attempt in self._store.attempts.values():
             user = self._store.job(attempt.job).user
-            found[user] = found.get(user, 0.0) + self._of(attempt, now)
-        return found
+            usage[user] = usage.get(user, 0.0) + self._of(attempt, now)
+        return usage
 
 
 class EnergyMeter:

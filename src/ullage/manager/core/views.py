@@ -48,7 +48,7 @@ _REASONS = {
 def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine: bool) -> dict[str, Any]:
     """Return a job; with `whole`, also its command, folder and names of variables. If it is not `mine`, nothing that
     may quote its command or output."""
-    asked = job.request if whole and mine else job.spec["asked"]
+    request = job.request if whole and mine else job.spec["asked"]
     shown: dict[str, Any] = {
         "id": job.id,
         "name": job.name,
@@ -57,7 +57,7 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
         "priority": job.priority,
         "array_id": job.array_id,
         "array_index": job.array_index,
-        "gpus": asked["gpus"],
+        "gpus": request["gpus"],
         "estimate": job.estimate_note if mine or job.estimate_note is None else HIDDEN,
         "exclusive": job.exclusive,
         "recovery": job.recovery,
@@ -73,8 +73,8 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
         "reason": _why_it_waits(job, reason),
     }
     if whole and mine:
-        variables = asked.get("env") or job.spec.get("variables", [])
-        shown |= {name: asked.get(name) for name in _OF_REQUEST} | {"env": sorted(variables)}
+        variables = request.get("env") or job.spec.get("variables", [])
+        shown |= {name: request.get(name) for name in _OF_REQUEST} | {"env": sorted(variables)}
         shown["breakdown"] = None if job.breakdown is None else json.loads(job.breakdown)
     return shown
 
@@ -127,13 +127,13 @@ def ranges(indices: Iterable[int]) -> str:
     >>> ranges([1, 2, 3, 7, 9, 10])
     '1-3,7,9-10'
     """
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for index in sorted(indices):
-        if found and index == found[-1][1] + 1:
-            found[-1][1] = index
+        if spans and index == spans[-1][1] + 1:
+            spans[-1][1] = index
         else:
-            found.append([index, index])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            spans.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 class JobViews:

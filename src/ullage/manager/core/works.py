@@ -59,7 +59,7 @@ def run_key(uid: int, request: Mapping[str, Any]) -> str:
 def read_utilization(prediction: Any, gpus: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return an estimate's activity by GPU, ready for JSON. It comes from a process of the user, so invalid values are
     dropped."""
-    found = {}
+    by_gpu = {}
     for name in gpus:
         values = prediction.get(name) if isinstance(prediction, dict) else None
         if isinstance(values, dict):
@@ -68,8 +68,8 @@ def read_utilization(prediction: Any, gpus: Iterable[str]) -> dict[str, dict[str
             except (InvalidValue, TypeError, ValueError):
                 continue
             if _is_sensible(made):
-                found[name] = made.to_dict()
-    return found
+                by_gpu[name] = made.to_dict()
+    return by_gpu
 
 
 def _is_sensible(made: Utilization) -> bool:
@@ -99,10 +99,10 @@ class Works:
 
     def earlier_runs(self, uid: int, request: Mapping[str, Any]) -> EarlierRuns | None:
         """Return what the last runs of a request took; `None` if there were none."""
-        found = self._store.runs(run_key(uid, request))
-        if not found:
+        runs = self._store.runs(run_key(uid, request))
+        if not runs:
             return None
-        return EarlierRuns(len(found), max(used for used, _ in found), max(elapsed for _, elapsed in found))
+        return EarlierRuns(len(runs), max(used for used, _ in runs), max(elapsed for _, elapsed in runs))
 
     def keep(self, uid: int, run: Sequence[str | None], predicted: dict[str, dict[str, Any]]) -> str | None:
         """Store a prediction, and return the id of its workload. Arguments and variables do not matter if the
@@ -127,8 +127,8 @@ class Works:
 
     def known(self, work: str | None) -> dict[str, Utilization]:
         record = None if work is None else self._store.work(work)
-        found = {gpu: self.utilization(record.id, gpu) for gpu in record.predicted} if record else {}
-        return {gpu: each for gpu, each in found.items() if each is not None}
+        by_gpu = {gpu: self.utilization(record.id, gpu) for gpu in record.predicted} if record else {}
+        return {gpu: each for gpu, each in by_gpu.items() if each is not None}
 
     def busy(self, work: str | None) -> float | None:
         """Return a workload's SM activity on the GPU model that it keeps busiest."""
@@ -148,11 +148,11 @@ class Works:
             if len(known) >= _MOST_KNOWN:
                 self._together = known = {}
             known[key] = self._predict(ordered, slot.name)
-        found = known[key]
-        if found is None:
+        speeds = known[key]
+        if speeds is None:
             return None
-        speeds = dict(zip(ordered, found.shares, strict=True))  # the same work has the same speed
-        return Speeds([speeds[work] for work in works], found.reason)
+        share_of_work = dict(zip(ordered, speeds.shares, strict=True))  # the same work has the same speed
+        return Speeds([share_of_work[work] for work in works], speeds.reason)
 
     def _predict(self, works: Sequence[str], gpu: str) -> Speeds | None:
         alone = [self.utilization(work, gpu) for work in works]
@@ -160,10 +160,10 @@ class Works:
         if len(known) < len(alone):
             return None
         try:
-            found = share_of(known, find_gpu(gpu), self._how)
+            shares = share_of(known, find_gpu(gpu), self._how)
         except UllageError:  # a GPU that is in no catalogue, say
             return None
-        return Speeds([job.speed for job in found.jobs], found.reason)
+        return Speeds([job.speed for job in shares.jobs], shares.reason)
 
     def speed(self, attempt: AttemptRecord, slots: Mapping[str, Slot]) -> float | None:
         """Return the predicted share of its speed alone that an attempt has now; `None` if unknown."""
@@ -183,5 +183,5 @@ class Works:
         works = [each for each in (work, *others) if each is not None]
         if slot is None or len(works) <= len(others):
             return None
-        found = self.predict(works, slot)
-        return None if found is None else found.shares[0]
+        speeds = self.predict(works, slot)
+        return None if speeds is None else speeds.shares[0]
