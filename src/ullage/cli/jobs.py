@@ -172,8 +172,8 @@ def status(
 ) -> None:
     """Show a job in detail, or the state of the daemon.
 
-    With JOB: its command, its promise and the source of that, and every attempt with its cause. Without JOB: the
-    daemon's version, policy and number of jobs.
+    With JOB: its command, its promise with the source, and every attempt with its cause. Without JOB: the daemon's
+    version, policy and number of jobs.
 
     Examples:
 

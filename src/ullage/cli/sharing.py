@@ -39,7 +39,7 @@ from ullage.performance.sharing import HOWS, Sharing, profiles
 from ullage.units import format_duration
 
 _JOBS = "Two or more models, scripts, Python commands, or files from 'ullage estimate --json'."
-_SHARING = "How they share it: mps, time-slicing, mig or mig:PROFILE; several (with commas) or 'all' are compared."
+_SHARING = "How jobs share the GPU: mps, time-slicing, mig or mig:PROFILE. Several (with commas) or 'all' to compare."
 _OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # may stand in its quotes, besides the model's
 
 

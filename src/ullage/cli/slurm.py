@@ -182,7 +182,7 @@ def watch(
     ] = None,
     attempts: Annotated[int, option("Maximum number of starts of a job.", "N", min=1)] = 5,
     step: Annotated[str, option("Memory to add after each out-of-memory failure.", "SIZE")] = "5GiB",
-    exclusive_after: Annotated[int, option("Failures after which a job gets a whole GPU.", "N", min=1)] = 3,
+    exclusive_after: Annotated[int, option("Out-of-memory failures before a job gets a whole GPU.", "N", min=1)] = 3,
 ) -> None:
     """Restart Slurm jobs that ran out of GPU memory, with more shards.
 

@@ -80,13 +80,13 @@ def submit(
 ) -> None:
     """Submit a command, job file or script.
 
-    Ullage starts the job when a GPU has as much memory to promise as it needs, or an idle GPU as long as that is not
-    known, and estimates its memory meanwhile. If the script of a waiting job fails during estimation, Ullage holds the
-    job and prints the error. With --dry-run, --estimate-wait estimates it first.
+    Ullage estimates the job's memory and starts the job when a GPU has that much left to promise. Before the estimate
+    is there, the job may get an idle GPU alone. If the script of a waiting job fails during estimation, Ullage holds
+    the job and prints the error. With --dry-run, --estimate-wait estimates the job first.
 
     With --interactive (-i), the command gets this terminal when it runs. Ctrl-C removes it from the queue, Ctrl-]
-    detaches, and 'ullage attach' reconnects. Without a command, it is your shell, on a GPU of its own unless --memory
-    is given.
+    detaches, and 'ullage attach' reconnects. Without a command, the job is your shell, alone on a GPU unless you give
+    --memory.
 
     Examples:
 

@@ -72,7 +72,7 @@ class Ranks:
     nodes: int = described(1, "Number of machines.", metavar="N")
     follow: Sequence[int] = described(
         (),
-        "Ranks to follow, such as 0,7. The one that needs the most memory sets the estimate.",
+        "Ranks to follow, such as 0,7. The result is the largest of their estimates.",
         metavar="N,N",
         option="follow-ranks",
         default="0, and the last stage of a pipeline",

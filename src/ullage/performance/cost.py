@@ -92,13 +92,13 @@ class Training:
     samples_per_step: int | None = described(
         None, "Samples in a step.", metavar="N", default="the batch of a model, or of a script's DataLoader"
     )
-    total_steps: int | None = described(None, "The length in steps, instead of --epochs and --samples.", metavar="N")
+    total_steps: int | None = described(None, "Number of steps, instead of --epochs and --samples.", metavar="N")
     input_rate: float | None = described(
-        None, "Measured data-loader throughput, in samples per second: no step is faster than its input.", metavar="N"
+        None, "Measured data-loader throughput, in samples per second. It limits the speed of steps.", metavar="N"
     )
     prices: Prices | str | Path | Mapping[str, Any] | None = described(
         None,
-        "A TOML file with prices of GPUs by the hour and of a kilowatt hour.",
+        "TOML file with prices: GPUs per hour, and energy per kWh.",
         metavar="FILE.toml",
         default="prices.toml in Ullage's folder, if it is there",
     )

@@ -38,7 +38,7 @@ def clean(
     out: Annotated[Path, option("Write the cleaned runs to this file.", "FILE.parquet")],
     report: Annotated[Path | None, option("Write a report with every dropped line to this file.", "FILE.json")] = None,
     workers: Annotated[
-        int | None, option("How many processes build the models.", "N", min=1, default="one per core")
+        int | None, option("Number of processes that build the models.", "N", min=1, default="one per core")
     ] = None,
     as_json: Json = False,
 ) -> None:

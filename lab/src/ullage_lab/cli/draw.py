@@ -22,9 +22,9 @@ draw = typer.Typer(
 
 @draw.command()
 def models(
-    count: Annotated[int, option("How many runs to draw.", "N", min=1)] = 100,
+    count: Annotated[int, option("Number of runs to draw.", "N", min=1)] = 100,
     seed: Seed = 0,
-    avoid: Annotated[Path | None, option("Draw no model that is in this file.", "FILE")] = None,
+    avoid: Annotated[Path | None, option("File with models to exclude.", "FILE")] = None,
 ) -> None:
     """Print training runs of torchvision's, timm's and transformers' models, and of perceptrons, for 'ullage measure'.
 
@@ -75,17 +75,16 @@ def dataset(
     family: Annotated[
         str, option("The family of models: mlp, cnn, transformer or real.", "NAME", complete=completion.drawn_families)
     ],
-    count: Annotated[int, option("How many runs to draw.", "N", min=1)] = 1000,
+    count: Annotated[int, option("Number of runs to draw.", "N", min=1)] = 1000,
     seed: Seed = 0,
     out: Annotated[Path | None, option("Write the runs to this file.", "FILE.jsonl", default="FAMILY.jsonl")] = None,
     ranges: Annotated[Path | None, option("A file with your own ranges, by family.", "FILE.toml")] = None,
-    max_memory: Annotated[str, option("Draw no run that takes more memory, by a rough count.", "SIZE")] = "40GiB",
-    max_step: Annotated[str, option("Draw no run whose step takes longer, by a rough count.", "TIME")] = "120ms",
+    max_memory: Annotated[str, option("Maximum memory of a run, roughly estimated.", "SIZE")] = "40GiB",
+    max_step: Annotated[str, option("Maximum time of a step, roughly estimated.", "TIME")] = "120ms",
     min_step: Annotated[
         str,
         option(
-            "Draw runs whose step takes as long at least, by a rough count; of real models that are too small for"
-            " it, the largest batch that is allowed.",
+            "Minimum time of a step, roughly estimated. Real models that are too small get the largest allowed batch.",
             "TIME",
         ),
     ] = "0s",

@@ -24,11 +24,11 @@ measure = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-Out = Annotated[Path, option("Append one line each to this file; those already in it are skipped.", "FILE")]
+Out = Annotated[Path, option("Append a line per measurement. Those already in the file are skipped.", "FILE")]
 Random = Annotated[int, option("Draw this many runs.", "--random N", min=1)]
 StopAfter = Annotated[str | None, option("Stop after this long, such as 8m.", "TIME")]
-DryRun = Annotated[bool, option("Only print what would be measured.", "--dry-run")]
-Workers = Annotated[int, option("How many processes at once, at most.", "N", min=1)]
+DryRun = Annotated[bool, option("Print the runs; measure nothing.", "--dry-run")]
+Workers = Annotated[int, option("Maximum number of processes.", "N", min=1)]
 
 
 @measure.command()
@@ -36,15 +36,15 @@ def together(
     jobs: Annotated[Path, argument("A list of jobs (.jsonl).", "FILE")],
     out: Out = Path("together.jsonl"),
     how: Annotated[
-        str, option("Ways of sharing, timeslice or mps or both.", "WAYS", complete=completion.ways_of_sharing)
+        str, option("Ways of sharing: timeslice, mps or both.", "WAYS", complete=completion.ways_of_sharing)
     ] = "timeslice,mps",
     sets: Annotated[int, option("Draw this many sets of the list's jobs.", "N", min=0)] = 0,
     seed: Seed = 0,
-    seconds: Annotated[float, option("How long to read each set.", "SECONDS", min=0.2)] = 1.0,
+    seconds: Annotated[float, option("Measuring time for each set.", "SECONDS", min=0.2)] = 1.0,
     rounds: Annotated[
         int,
         option(
-            "Read jobs alone and together in turns, this many times: a host whose speed changes then matters less.",
+            "Number of rounds, each with the jobs alone and together. More rounds reduce noise from the host.",
             "N",
             min=0,
         ),
@@ -55,8 +55,8 @@ def together(
 ) -> None:
     """Read jobs that share the GPU, time-sliced and under MPS, each also alone.
 
-    A list names its sets ({"set": "pair", "jobs": ["a", "b"]}), or --sets draws random ones. Type the same line again
-    to continue. --rounds takes longer and measures slowdowns more precisely.
+    A list names its sets ({"set": "pair", "jobs": ["a", "b"]}), or --sets draws random ones. Run the same
+    command again to continue. --rounds takes longer and measures slowdowns more precisely.
 
     Examples:
 
@@ -111,8 +111,7 @@ def calls(
     activity: Annotated[
         bool,
         option(
-            "Read the GPU's counters during every fourth call, a quarter of a second each; without them, and "
-            "without the host's time, --workers processes make calls ready at once.",
+            "Read the GPU's counters during every fourth call, for 0.25 s each.",
             "--activity/--no-activity",
         ),
     ] = True,
@@ -120,9 +119,9 @@ def calls(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Time operator calls one by one: how long the GPU takes and how busy it is, how long the host takes.
+    """Time operator calls one by one: GPU time, GPU activity and host time.
 
-    The calls are those of drawn runs, of a script, or of a list. Type the same line again to go on.
+    The calls are those of drawn runs, of a script, or of a list. Run the same command again to continue.
 
     Examples:
 
@@ -221,21 +220,18 @@ def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -
 def dataset(
     file: Annotated[Path, argument("Configurations written by 'ullage lab draw dataset'.", "FILE")],
     out: Annotated[Path, option("Append one line per run to this file; runs already in it are skipped.", "FILE.jsonl")],
-    workers: Annotated[int, option("How many processes run at once, at most.", "N", min=1)] = 14,
+    workers: Annotated[int, option("Maximum number of processes.", "N", min=1)] = 14,
     steps: Annotated[int, option("Optimizer steps of each run.", "N", min=2)] = 3,
     utilization: Annotated[bool, option("Measure utilisation, one run at a time.", "--utilization")] = False,
     seconds: Annotated[float, option("Seconds to read utilisation for, after a warm-up.", "SECONDS", min=0.2)] = 1.0,
-    readings: Annotated[
-        int, option("Number of readings of utilisation, in rounds over runs; the median counts.", "N", min=1)
-    ] = 1,
+    readings: Annotated[int, option("Number of utilisation readings per run; the median counts.", "N", min=1)] = 1,
     every: Annotated[int, option("Take only every Nth configuration.", "N", min=1)] = 1,
     timeout: Annotated[str, option("Give up on a run after this long, such as 90s or 10m.", "TIME")] = "1m",
     stop_after: Annotated[str | None, option("Stop after this long; run it again to continue.", "TIME")] = None,
     together: Annotated[
         int,
         option(
-            "Memory runs that share a process, one after the other: many times quicker, the same figures of "
-            "PyTorch, none of NVML.",
+            "Number of memory runs per process. Many are much faster, but without NVML's figures.",
             "N",
             min=1,
         ),

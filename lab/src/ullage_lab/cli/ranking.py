@@ -37,7 +37,7 @@ class RankingPlan:
         Path | None, option("Measured runs: JSONL, a data set (Parquet), or an A100 table.", "FILE", panel=RANKING)
     ] = None
     gpu: MeasuredGpu = None
-    every: Annotated[int, option("Take only every Nth run.", "N", min=1, panel=RANKING)] = 1
+    every: Annotated[int, option("Use only every Nth run.", "N", min=1, panel=RANKING)] = 1
     estimators: Annotated[
         str,
         option(
@@ -49,9 +49,7 @@ class RankingPlan:
     ] = "all"
     sample: Annotated[
         list[str] | None,
-        option(
-            "Only N runs, always the same; NAME=N for one estimator. Repeat it for more.", "N|NAME=N", panel=RANKING
-        ),
+        option("Use a fixed sample of N runs; NAME=N for one estimator. Can be repeated.", "N|NAME=N", panel=RANKING),
     ] = None
     timeout: Annotated[
         str, option("Give up on an estimate after this long, such as 90s or 10m.", "TIME", panel=RANKING)
@@ -66,7 +64,7 @@ class RankingPlan:
     )
     workers: Annotated[
         int,
-        option("How many estimates run at once; above 1, their times are less reliable.", "N", min=1, panel=RANKING),
+        option("Maximum number of concurrent estimates. Above 1, times are less reliable.", "N", min=1, panel=RANKING),
     ] = 1
     as_json: Json = False
 

@@ -33,7 +33,7 @@ Out = Annotated[Path, option("Write the weights here.", "FILE.safetensors")]
 Kind = Annotated[
     str, option("mlp (an ensemble) or transformer.", "--architecture NAME", complete=completion.architectures)
 ]
-Epochs = Annotated[int | None, option("Epochs, at most.", "N", min=1, default="by architecture")]
+Epochs = Annotated[int | None, option("Maximum number of epochs.", "N", min=1, default="by architecture")]
 Validate = Annotated[bool, option("Cross-validate first: four trainings instead of one.", "--validate/--no-validate")]
 Page = Annotated[Path | None, option("Write scores and plots to this HTML page.", "FILE.html")]
 
@@ -44,7 +44,7 @@ def gpumemnet(
     family: Family,
     out: Out,
     architecture: Kind = "mlp",
-    bin: Annotated[str | None, option("The width of a class of memory.", "--bin SIZE", default="1GiB, 8GiB")] = None,
+    bin: Annotated[str | None, option("Width of a memory class.", "--bin SIZE", default="1GiB, 8GiB")] = None,
     seed: Seed = 1,
     epochs: Epochs = None,
     validate: Validate = True,
@@ -153,7 +153,7 @@ def utilization(
         Path | None,
         option("Keep the followed steps in this file; steps already in it are not followed again.", "FILE.jsonl"),
     ] = None,
-    trees: Annotated[int, option("How many trees know the times of calls.", "N", min=8)] = 1000,
+    trees: Annotated[int, option("Number of decision trees for call times.", "N", min=8)] = 1000,
     as_json: Json = False,
 ) -> None:
     """Fit the rates behind 'ullage.utilization': how long operator calls take, and how busy they keep a GPU.
@@ -318,7 +318,7 @@ def dnnperf(
     data: Annotated[Path, option("Real models measured by 'ullage measure' (JSONL, also .gz).", "FILE")],
     out: Out,
     epochs: Annotated[int, option("Epochs.", "N", min=1)] = 24,
-    folds: Annotated[int, option("How many folds of model families to cross-validate.", "N", min=2)] = 5,
+    folds: Annotated[int, option("Number of folds of model families.", "N", min=2)] = 5,
 ) -> None:
     """Train DNNPerf: a graph network over the operators of a training step, for memory and step time.
 
@@ -344,10 +344,10 @@ def convolutions(
     measured: Annotated[list[Path], argument("Files of 'ullage measure cudnn'.", "FILE")],
     out: Annotated[Path | None, option("Write the table and the trees into this folder.", "FOLDER")] = None,
     describe: Annotated[
-        str | None, option("What was measured, as JSON: gpu, compute_capability, multiprocessors, versions.", "JSON")
+        str | None, option("Measured device, as JSON: gpu, compute_capability, multiprocessors, versions.", "JSON")
     ] = None,
-    trees: Annotated[int, option("How many decision trees vote.", "N", min=1)] = 3,
-    leaves: Annotated[int, option("How many leaves a tree has, at most.", "N", min=2)] = 12_000,
+    trees: Annotated[int, option("Number of decision trees.", "N", min=1)] = 3,
+    leaves: Annotated[int, option("Maximum number of leaves in a tree.", "N", min=2)] = 12_000,
     held_out: Annotated[
         bool,
         option(
@@ -357,9 +357,9 @@ def convolutions(
         ),
     ] = False,
     trials: Annotated[
-        bool, option("Fit what cudnn.benchmark tries, instead of what cuDNN chooses without it.", "--trials")
+        bool, option("Fit the plans that cudnn.benchmark tries, instead of cuDNN's default choice.", "--trials")
     ] = False,
-    add: Annotated[bool, option("With --trials: add trees to those in the folder. All of them vote.", "--add")] = False,
+    add: Annotated[bool, option("With --trials: add trees to those in the folder.", "--add")] = False,
 ) -> None:
     """Fit the table and the trees of cuDNN's workspaces to cuDNN's answers.
 

@@ -21,7 +21,7 @@ class RecoveryRules:
     others: int = 5
     step: int = 5 * GIB
     exclusive_after: int = described(
-        3, "Number of times a job runs out of memory until it gets a GPU to itself.", metavar="N", least=1
+        3, "Out-of-memory failures before a job gets a GPU to itself.", metavar="N", least=1
     )
 
 

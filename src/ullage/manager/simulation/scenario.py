@@ -34,7 +34,7 @@ class World:
     )
     startup_s: float = described(
         10.0,
-        "Time from the start of a job until it takes its memory.",
+        "Time from the start of a job until it allocates memory.",
         option="startup",
         metavar="TIME",
         default="10s",
@@ -47,16 +47,16 @@ class World:
     retry_s: float = described(
         0.0, "Time from a failure until the job is queued again.", option="retry", metavar="TIME", default="0s"
     )
-    node_gpus: int = described(8, "Number of GPUs of a node.", metavar="N", least=1)
+    node_gpus: int = described(8, "Number of GPUs per node.", metavar="N", least=1)
     node_mtbf_s: float | None = described(
         None,
-        "Mean time to a failure of a node, such as 30d.",
+        "Mean time between failures of a node, such as 30d.",
         option="node-mtbf",
         metavar="TIME",
         default="no node fails",
     )
     node_repair_s: float = described(
-        3600.0, "Time that a node is away after it failed.", option="node-repair", metavar="TIME", default="1h"
+        3600.0, "Time to repair a failed node.", option="node-repair", metavar="TIME", default="1h"
     )
 
 
@@ -78,8 +78,7 @@ class Scenario:
     )
     estimator: str = described(
         "ullage",
-        "Estimator whose estimates are promised: ullage, another one from 'ullage lab compare', oracle for true "
-        "memory, or none.",
+        "Estimator that sets promises: ullage, another one from 'ullage lab compare', oracle for true memory, or none.",
         letter="e",
         metavar="NAME",
         several=True,
@@ -94,7 +93,7 @@ class Scenario:
     recovery: RecoveryRules = field(default_factory=RecoveryRules)
     min_speed: float | None = described(
         None,
-        "Put no job where one would keep less of its speed than this.",
+        "Minimum speed of each job on a shared GPU, as a fraction of its speed alone.",
         metavar="SHARE",
         default="any speed",
         several=True,
@@ -103,12 +102,12 @@ class Scenario:
     half_life_s: float = 86400.0
     foresight: bool = described(
         True,
-        "Whether placement knows what jobs will do on a GPU, or only what the monitor sees.",
+        "Use predicted GPU activity for placement, or only the monitor's readings.",
         option="use-predictions",
     )
     at_a_time: int | None = described(
         None,
-        "Number of jobs that a pass looks at, from the head of the queue.",
+        "Number of jobs to consider in each pass, from the head of the queue.",
         option="queue-depth",
         metavar="N",
         default="all",
@@ -116,7 +115,7 @@ class Scenario:
     )
     bookkeeping: bool = described(
         True,
-        "Whether placement remembers promises, or uses only the monitor's last reading.",
+        "Use promises for placement, or only the monitor's last reading.",
         option="track-promises",
     )
     world: World = field(default_factory=World)
