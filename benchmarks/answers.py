@@ -137,8 +137,8 @@ def of_script(case: dict[str, Any], by_command: bool) -> dict[str, Any]:
     done = subprocess.run(words, env=env, capture_output=True, text=True)
     if done.returncode == 0:
         return figures(json.loads(done.stdout))
-    said = [line.removeprefix("ullage: ") for line in done.stderr.splitlines() if line.startswith("ullage: ")]
-    return {"failed": said[0] if said else f"exit code {done.returncode}"}
+    messages = [line.removeprefix("ullage: ") for line in done.stderr.splitlines() if line.startswith("ullage: ")]
+    return {"failed": messages[0] if messages else f"exit code {done.returncode}"}
 
 
 def printed(case: dict[str, Any]) -> dict[str, str]:
@@ -219,7 +219,7 @@ def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str,
     for each in kept:
         idle.put(each)
 
-    def asked(name: str) -> str:
+    def ask_one(name: str) -> str:
         asker = idle.get()
         found[name] = three(wanted[name], asker)
         idle.put(asker)
@@ -228,7 +228,7 @@ def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str,
     with following("asking", len(missing), forks=True) as going, part.open("a") as file:
         pool = ThreadPoolExecutor(workers)
         try:
-            for done in as_completed([pool.submit(asked, name) for name in missing]):
+            for done in as_completed([pool.submit(ask_one, name) for name in missing]):
                 file.write(json.dumps([done.result(), found[done.result()]]) + "\n")
                 file.flush()
                 going.step(done.result())
@@ -308,23 +308,23 @@ def main() -> None:
     part = parts.add_parser("diff")
     part.add_argument("old", type=Path)
     part.add_argument("new", type=Path)
-    asked = parser.parse_args()
-    if asked.what == "diff":
-        sys.exit(diff(asked.old, asked.new))
+    options = parser.parse_args()
+    if options.what == "diff":
+        sys.exit(diff(options.old, options.new))
     os.chdir(ROOT)  # where models of files are looked for
     os.environ |= {"ULLAGE_PYTORCH": "2.11", "OMP_NUM_THREADS": "1"}  # as the shipped runs were measured
     with tempfile.TemporaryDirectory() as home:
         os.environ["ULLAGE_HOME"] = home  # no prices, GPUs and answers of this user
-        scripts = asked.scripts and asked.scripts.resolve()
-        wanted = dict(of_file(asked.runs.resolve()) if asked.runs else cases(scripts))
-        wanted = {name: case for name, case in wanted.items() if fnmatch(name, asked.only)}
-        found = ask(asked.out.resolve(), wanted, asked.workers)
+        scripts = options.scripts and options.scripts.resolve()
+        wanted = dict(of_file(options.runs.resolve()) if options.runs else cases(scripts))
+        wanted = {name: case for name, case in wanted.items() if fnmatch(name, options.only)}
+        found = ask(options.out.resolve(), wanted, options.workers)
     places = {str(ROOT): "{root}"} | ({str(scripts): "{scripts}"} if scripts else {})
     text, unsteady = written(found, places)
-    asked.out.write_text(text)
-    asked.out.with_name(f"{asked.out.name}.part").unlink()
-    print(f"{len(found)} cases are in {asked.out}")
-    if not asked.runs:
+    options.out.write_text(text)
+    options.out.with_name(f"{options.out.name}.part").unlink()
+    print(f"{len(found)} cases are in {options.out}")
+    if not options.runs:
         if scripts is None:
             print("public scripts are left out: --scripts names no folder")
         if not has_slurm():

@@ -62,10 +62,10 @@ def record(text: str) -> str:
 
 def main() -> None:
     """Record the pages named on the command line, or all."""
-    asked = [Path(name) for name in sys.argv[1:]] or pages()
-    if missing := [str(page) for page in asked if not page.is_file()]:
+    named = [Path(name) for name in sys.argv[1:]] or pages()
+    if missing := [str(page) for page in named if not page.is_file()]:
         sys.exit(f"docs/record.py: there is no page {', '.join(missing)}")
-    for page in asked:
+    for page in named:
         before = page.read_text()
         after = record(before)
         if after != before:

@@ -130,24 +130,24 @@ def show(name: str, pairs: Sequence[Pair], jobs: Mapping[str, Utilization], how:
     """How far speeds are off, beside one speed for all of them."""
     chosen = [pair for pair in pairs if all(each in jobs for each in pair[0])]
     true = [speed for _, speeds in chosen for speed in speeds]
-    told = [each.speed for names, _ in chosen for each in share_of([jobs[one] for one in names], CARD, how).jobs]
+    predicted = [each.speed for names, _ in chosen for each in share_of([jobs[one] for one in names], CARD, how).jobs]
     guess = median(true)
     keeps = [min(speeds) >= 0.8 for _, speeds in chosen]
-    says = [min(pair) >= 0.8 for pair in zip(told[::2], told[1::2], strict=True)]
+    says = [min(pair) >= 0.8 for pair in zip(predicted[::2], predicted[1::2], strict=True)]
     right = fmean(one == other for one, other in zip(says, keeps, strict=True))
     print(
-        f"{name:26}{len(chosen):6}{_relative(told, true):9.1%}{_relative([guess] * len(true), true):10.1%}"
-        f"{_points(told, true):9.1f}{_points([guess] * len(true), true):10.1f}"
+        f"{name:26}{len(chosen):6}{_relative(predicted, true):9.1%}{_relative([guess] * len(true), true):10.1%}"
+        f"{_points(predicted, true):9.1f}{_points([guess] * len(true), true):10.1f}"
         f"{right:9.1%}{max(fmean(keeps), 1 - fmean(keeps)):10.1%}"
     )
 
 
-def _relative(told: Sequence[float], true: Sequence[float]) -> float:
-    return fmean(abs(one - other) / other for one, other in zip(told, true, strict=True))
+def _relative(predicted: Sequence[float], true: Sequence[float]) -> float:
+    return fmean(abs(one - other) / other for one, other in zip(predicted, true, strict=True))
 
 
-def _points(told: Sequence[float], true: Sequence[float]) -> float:
-    return 100 * fmean(abs(one - other) for one, other in zip(told, true, strict=True))
+def _points(predicted: Sequence[float], true: Sequence[float]) -> float:
+    return 100 * fmean(abs(one - other) for one, other in zip(predicted, true, strict=True))
 
 
 def lucid(folder: Path) -> None:
@@ -166,10 +166,10 @@ def lucid(folder: Path) -> None:
 
     def off(factor: float) -> float:
         jobs = scaled(factor)
-        told = [
+        predicted = [
             one.speed for names, _ in pairs[::2] for one in share_of([jobs[n] for n in names], CARD, "timeslice").jobs
         ]
-        return _relative(told, [speed for _, speeds in pairs[::2] for speed in speeds])
+        return _relative(predicted, [speed for _, speeds in pairs[::2] for speed in speeds])
 
     factor = min((percent / 100 for percent in range(50, 105, 5)), key=off)
     show(f"Lucid, scaled by {factor:g}", pairs[1::2], scaled(factor), "timeslice")

@@ -256,25 +256,25 @@ def main() -> None:
     part.add_argument("estimates", type=Path, nargs="?")
     part.add_argument("--faster", action="store_true", help="of the public scripts those with compilation and the like")
     part.add_argument("--each", action="store_true", help="every drawn script too")
-    asked = parser.parse_args()
-    if asked.what == "data":
-        make_data(asked.root.resolve())
-    elif asked.what == "list":
-        for run in public_runs(asked.root.resolve()):
+    options = parser.parse_args()
+    if options.what == "data":
+        make_data(options.root.resolve())
+    elif options.what == "list":
+        for run in public_runs(options.root.resolve()):
             print(json.dumps(run))
-    elif asked.what == "unpack":
-        unpack(asked.folder.resolve())
-    elif asked.what == "estimate":
-        estimate_all(asked.runs, asked.names, asked.out, asked.gpu)
+    elif options.what == "unpack":
+        unpack(options.folder.resolve())
+    elif options.what == "estimate":
+        estimate_all(options.runs, options.names, options.out, options.gpu)
     else:
         measured, estimates = (
-            given or DATA / f"{FILES[asked.kind]}_{end}.jsonl"
-            for given, end in ((asked.measured, "h200"), (asked.estimates, "estimates"))
+            given or DATA / f"{FILES[options.kind]}_{end}.jsonl"
+            for given, end in ((options.measured, "h200"), (options.estimates, "estimates"))
         )
-        if asked.kind == "public":
-            compare_public(measured, estimates, faster=asked.faster)
+        if options.kind == "public":
+            compare_public(measured, estimates, faster=options.faster)
         else:
-            compare_drawn(measured, estimates, each=asked.each)
+            compare_drawn(measured, estimates, each=options.each)
 
 
 if __name__ == "__main__":

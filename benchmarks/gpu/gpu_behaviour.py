@@ -260,13 +260,13 @@ def trainings(card: Card, kinds: Sequence[Kind], share: float, more: Mapping[str
     for place, (kind, job) in enumerate(zip(kinds, jobs, strict=True)):
         assert job.stdout is not None
         try:
-            told = json.loads(job.stdout.read())
-            told = {
-                name: round(value - began, 3) if isinstance(value, float) else value for name, value in told.items()
+            result = json.loads(job.stdout.read())
+            result = {
+                name: round(value - began, 3) if isinstance(value, float) else value for name, value in result.items()
             }
         except ValueError:
-            told = {"failed": job.wait()}
-        each.append({"kind": kind.name, "ended": round(ends.get(place, began) - began, 3), **told})
+            result = {"failed": job.wait()}
+        each.append({"kind": kind.name, "ended": round(ends.get(place, began) - began, 3), **result})
     return {"jobs": each, "memory": curve, "energy_j": card.joules - energy, "seconds": time.monotonic() - mono}
 
 

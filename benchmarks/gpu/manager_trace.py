@@ -242,11 +242,11 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
             | {"gpus": [index[slot] for slot in each["slots"]]}
             for each in job["attempts"]
         ]
-        told: dict[str, Any] = {}
+        row: dict[str, Any] = {}
         with contextlib.suppress(ValueError, IndexError):
-            told = json.loads(client.logs(job["id"]).splitlines()[-1])
-            told |= {name: told[name] - begin for name in told_names if name in told}
-            told |= {name: [[each - begin for each in pair] for pair in told[name]] for name in stretches}
+            row = json.loads(client.logs(job["id"]).splitlines()[-1])
+            row |= {name: row[name] - begin for name in told_names if name in row}
+            row |= {name: [[each - begin for each in pair] for pair in row[name]] for name in stretches}
         jobs.append(
             {
                 "name": job["name"],
@@ -256,7 +256,7 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
                 "waited": job["waited"],
                 "ran": job["ran"],
                 "attempts": attempts,
-                "told": told,
+                "told": row,
             }
         )
     return jobs

@@ -63,7 +63,7 @@ FAR = 0.05  # policies whose measured makespans differ by less are not told apar
 ALONE = 0.5  # a job had its GPU nearly to itself if on average fewer others worked beside it
 
 
-class Told(NamedTuple):
+class JobPhases(NamedTuple):
     """Seconds that an attempt took for each of its phases and for a step, and how many others worked beside it on
     average."""
 
@@ -167,10 +167,10 @@ class Recorded:
         return [attempt["used"] or 0 for job in jobs for attempt in job["attempts"]]
 
     @cached_property
-    def told(self) -> list[Told]:
+    def timed(self) -> list[JobPhases]:
         if not self.in_detail:
             return []
-        return [each for run in self.runs.values() for each in phases_told(run["each"])]
+        return [each for run in self.runs.values() for each in job_phases(run["each"])]
 
 
 def estimated(moments: Sequence[float], kinds: Sequence[str]) -> list[float]:
@@ -191,27 +191,27 @@ def seconds_of(pairs: Iterable[Sequence[float]]) -> float:
     return sum(end - begin for begin, end in pairs)
 
 
-def phases_told(each: Iterable[Mapping[str, Any]]) -> Iterator[Told]:
+def job_phases(each: Iterable[Mapping[str, Any]]) -> Iterator[JobPhases]:
     """The phases of each job of a run that told of them."""
     jobs = [(job, job["told"], job["attempts"][-1]) for job in each if "last_step" in job["told"]]
 
     def working(begin: float, end: float) -> float:
-        overlaps = [min(end, told["last_step"]) - max(begin, told["first_step"]) for _, told, _ in jobs]
+        overlaps = [min(end, phases["last_step"]) - max(begin, phases["first_step"]) for _, phases, _ in jobs]
         return sum(max(0.0, seconds) for seconds in overlaps) / max(end - begin, 1e-6)
 
-    for job, told, attempt in jobs:
-        imported, first, last = told["imported"], told["first_step"], told["last_step"]
-        evaluating, saving = (seconds_of(told.get(key, ())) for key in ("evaluated", "saved"))
-        during = [pair for key in ("evaluated", "saved") for pair in told.get(key, ()) if pair[1] <= last]
+    for job, phases, attempt in jobs:
+        imported, first, last = phases["imported"], phases["first_step"], phases["last_step"]
+        evaluating, saving = (seconds_of(phases.get(key, ())) for key in ("evaluated", "saved"))
+        during = [pair for key in ("evaluated", "saved") for pair in phases.get(key, ()) if pair[1] <= last]
         after = evaluating + saving - seconds_of(during)
-        yield Told(
+        yield JobPhases(
             job["name"],
             imported - attempt["placed"],
             first - imported,
             evaluating,
             saving,
             attempt["ended"] - last - after,
-            (last - first - seconds_of(during)) / max(1, told["steps"] - 1),
+            (last - first - seconds_of(during)) / max(1, phases["steps"] - 1),
             working(first, last) - 1,
         )
 
@@ -222,7 +222,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @cache
-def alone() -> list[Told]:
+def alone() -> list[JobPhases]:
     """Jobs that were timed alone."""
     timed = [row["jobs"] for row in rows(DATA / "gpu_behaviour_h200.jsonl") if row["part"] == "alone"]
     as_run = [
@@ -230,7 +230,7 @@ def alone() -> list[Told]:
         for jobs in timed
         for job in jobs
     ]
-    return [each for job in as_run for each in phases_told([job])]
+    return [each for job in as_run for each in job_phases([job])]
 
 
 def recorded(folder: Path | None = None) -> list[Recorded]:
@@ -286,11 +286,11 @@ class Knowledge:
 
     def __init__(self, wanted: Recorded, others: Sequence[Recorded]) -> None:
         self.wanted = wanted
-        alike = [other for other in others if other.named == wanted.named and other.told]
+        alike = [other for other in others if other.named == wanted.named and other.timed]
         # The scripts of traces with names take other steps; those without may be known from jobs alone.
-        self.told = [each for other in alike or (others if wanted.named else []) for each in other.told]
-        self.told += [] if wanted.named and alike else alone()
-        self.calm = [each for each in self.told if each.beside < ALONE]
+        self.timed = [each for other in alike or (others if wanted.named else []) for each in other.timed]
+        self.timed += [] if wanted.named and alike else alone()
+        self.calm = [each for each in self.timed if each.beside < ALONE]
         self.exclusive = [each for other in others if not other.in_detail for each in other.played("exclusive")]
 
     def step(self, kind: str) -> float:
@@ -308,8 +308,8 @@ class Knowledge:
         bounds = [int(each["upper"]) for each in estimates if each["name"] == kind]
         return bounds[0] if bounds else max(self.wanted.used(kind))
 
-    def of_phase(self, kind: str, phase: Callable[[Told], float]) -> float:
-        return typical([(each.kind, phase(each)) for each in self.told], kind)
+    def of_phase(self, kind: str, phase: Callable[[JobPhases], float]) -> float:
+        return typical([(each.kind, phase(each)) for each in self.timed], kind)
 
     def phases(self, kind: str) -> tuple[Phase, ...]:
         starting = self.of_phase(kind, lambda each: each.starting)
@@ -470,11 +470,11 @@ def from_histories(detailed: Recorded) -> Iterator[tuple[str, str, float, float]
     what comes out."""
     for known, wanted in itertools.product(detailed.runs.values(), repeat=2):
         policy, _, sharing = wanted["run"].partition("+")
-        told = history_of(known)
-        scenario = scenario_of_history(told).but(
+        history = history_of(known)
+        scenario = scenario_of_history(history).but(
             policy=policy, sharing=sharing or "timeslice", startup_s=STARTUP_S, estimator="promised"
         )
-        found = simulate(trace_of_history(told, startup_s=STARTUP_S), scenario)
+        found = simulate(trace_of_history(history, startup_s=STARTUP_S), scenario)
         yield known["run"], wanted["run"], wanted["makespan_s"], found.figures.total_s
 
 

@@ -209,12 +209,12 @@ def serve_share(what: str) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
             file.write(SCRIPT)
             file.flush()
-            asked = request.ScriptRequest(
+            script = request.ScriptRequest(
                 path=file.name, args=[], module=False, gpu=gpu("H200"), steps=3, timeout=300.0, limited=True
             )
-            child.ScriptRun(asked, answers.append, answers.append, lambda seconds: None).run()
+            child.ScriptRun(script, answers.append, answers.append, lambda seconds: None).run()
         calls = timing(request.unpacked)(answers[-1]["calls"])
-        found = Estimate.from_dict(answers[-1]["estimate"]).with_utilization(StepCalls(**calls), asked.gpu)
+        found = Estimate.from_dict(answers[-1]["estimate"]).with_utilization(StepCalls(**calls), script.gpu)
     else:
         ullage.estimate(what, batch_size=32, gpu="H200")
         begin, taken = time.process_time(), 0.0

@@ -170,14 +170,14 @@ def starts(home: Path, jobs: int) -> None:
         mark = marks / str(number)
         words = ["/bin/sh", "-c", f"date +%s.%N > {mark}.new && mv {mark}.new {mark}; sleep 0.5"]
         spec = JobSpec.model_validate({"command": words, "cwd": "/tmp", "memory": 1 << 30, "env": dict(os.environ)})
-        asked = time.time()
+        submitted = time.time()
         [job] = client.submit_spec(spec)["jobs"]
-        spans["known to the client"].append(time.time() - asked)
+        spans["known to the client"].append(time.time() - submitted)
         while client.status(job)["state"] in ("queued", "starting"):
             time.sleep(0.002)
-        spans["known to the daemon"].append(time.time() - asked)
+        spans["known to the daemon"].append(time.time() - submitted)
         client.wait(job)
-        spans["begun"].append(float(mark.read_text()) - asked)
+        spans["begun"].append(float(mark.read_text()) - submitted)
     for what, times in spans.items():
         times.sort()
         print(f"{what}: median {statistics.median(times):.3f} s, the longest of {jobs} {times[-1]:.3f} s")

@@ -51,9 +51,9 @@ def cross_validated(every: list[runs.FollowedRun], alone: dict[str, float]) -> d
         for run in every:
             if run.family in out:
                 host = there.get(run.machine, rates)
-                told = run.work.copied / host.copied + together(host, run.work, times_of(host, run.work), run.gpu_s)
+                step = run.work.copied / host.copied + together(host, run.work, times_of(host, run.work), run.gpu_s)
                 for name in ("all", *(("waiting", f"waiting, {run.kind}") if run.gpu_s < WAITING * run.step_s else ())):
-                    errors[name].append(float(np.log(told / run.step_s)))
+                    errors[name].append(float(np.log(step / run.step_s)))
     return errors
 
 

@@ -95,8 +95,8 @@ def cross_validated(calls: Sequence[runs.MeasuredCall], every: Sequence[runs.Fol
             scores.of_runs[run.kind].append(error)
             scores.of_runs["all"].append(error)
         works = [call.work for call in left]
-        for call, told in zip(left, rates.times(works, rates.vectors(works)), strict=True):
-            scores.of_calls[_kind(call)].append(float(np.log(told / call.seconds)))
+        for call, predicted in zip(left, rates.times(works, rates.vectors(works)), strict=True):
+            scores.of_calls[_kind(call)].append(float(np.log(predicted / call.seconds)))
     return scores
 
 

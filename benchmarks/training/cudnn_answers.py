@@ -55,12 +55,12 @@ def main() -> None:
         counted.update((problem.direction, name) for name, is_so in found.items() if is_so)
     shown = Table("", "answers", "guess as cuDNN says", "in the table", "cuDNN as measured", "guess as measured")
     for direction, name in DIRECTIONS.items():
-        asked, known = counted[direction, "answers"], counted[direction, "in the table"]
+        answered, known = counted[direction, "answers"], counted[direction, "in the table"]
         shares = [
             f"{counted[direction, kind] / max(1, of):.2%}"
-            for kind, of in (("guess as cuDNN", asked), ("as measured", known), ("guess as measured", known))
+            for kind, of in (("guess as cuDNN", answered), ("as measured", known), ("guess as measured", known))
         ]
-        shown.add_row(name, f"{asked:,}", shares[0], f"{known:,}", *shares[1:])
+        shown.add_row(name, f"{answered:,}", shares[0], f"{known:,}", *shares[1:])
     Console(width=120).print(shown)
 
 

@@ -53,5 +53,5 @@ if __name__ == "__main__":
         if len(calls) >= FEWEST and fmean(map(len, calls)) > 1.05:
             whole = sum(map(sum, calls))
             shares = (sum(call[place] for call in calls if len(call) > place) / whole for place in range(SHOWN))
-            told = " ".join(f"{share:.2f}" for share in shares)
-            print(f"{kind:<55}{len(calls):>6}{fmean(map(len, calls)):>9.1f}  {told}")
+            text = " ".join(f"{share:.2f}" for share in shares)
+            print(f"{kind:<55}{len(calls):>6}{fmean(map(len, calls)):>9.1f}  {text}")

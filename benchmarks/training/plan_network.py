@@ -121,11 +121,11 @@ class Learnt:
             self._read.add(path.name)
             piece = read_piece(path)
             cut = [*piece.plans, NO_PLAN]  # the last one, -1, is of no answer
-            asked = np.flatnonzero(piece.plan[place] != NOT_ASKED)
-            named = np.where(piece.plan[place][asked] == NO_ANSWER, -1, piece.plan[place][asked])
-            told, back = np.unique(named, return_inverse=True)
-            places = np.array([self._place(cut[each]) for each in told])
-            self._add(piece.rows[asked], places[back], piece.seeds[asked])
+            known = np.flatnonzero(piece.plan[place] != NOT_ASKED)
+            named = np.where(piece.plan[place][known] == NO_ANSWER, -1, piece.plan[place][known])
+            names, back = np.unique(named, return_inverse=True)
+            places = np.array([self._place(cut[each]) for each in names])
+            self._add(piece.rows[known], places[back], piece.seeds[known])
         if fresh and self.device == "cuda":
             torch.cuda.synchronize()
         return len(fresh)

@@ -28,12 +28,12 @@ FAMILIES, KINDS = ("mlp", "cnn", "transformer"), ("mlp", "transformer")
 
 def ullage(*words: object) -> None:
     """Run a command, after printing it."""
-    told = [
+    lines = [
         str(word.relative_to(ROOT)) if isinstance(word, Path) and word.is_relative_to(ROOT) else str(word)
         for word in words
     ]
-    print("$ ullage", *told, flush=True)
-    subprocess.run([sys.executable, "-m", "ullage", *told], cwd=ROOT, check=True)
+    print("$ ullage", *lines, flush=True)
+    subprocess.run([sys.executable, "-m", "ullage", *lines], cwd=ROOT, check=True)
 
 
 def header(file: Path) -> dict[str, Any]:
@@ -120,12 +120,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", nargs="*", type=Path, help="files of 'ullage lab measure dataset'")
     parser.add_argument("--only", choices=["gpumemnet", "fast", "cards"], help="one step alone")
-    told = "write answers of fast for families that it had not seen, for 'ullage lab evaluate --resume'"
-    parser.add_argument("--records", type=Path, default=Path("fast_unseen.jsonl"), help=told)
-    asked = parser.parse_args()
-    if asked.measured:
-        ullage("lab", "data", "clean", *[file.resolve() for file in asked.measured], "--out", DATA)
-    if asked.only in (None, "gpumemnet"):
+    help_text = "write answers of fast for families that it had not seen, for 'ullage lab evaluate --resume'"
+    parser.add_argument("--records", type=Path, default=Path("fast_unseen.jsonl"), help=help_text)
+    options = parser.parse_args()
+    if options.measured:
+        ullage("lab", "data", "clean", *[file.resolve() for file in options.measured], "--out", DATA)
+    if options.only in (None, "gpumemnet"):
         for family in FAMILIES:
             for kind in KINDS:
                 widths = WIDTHS[family, kind]
@@ -148,7 +148,7 @@ def main() -> None:
                         "--out",
                         out,
                     )
-    if asked.only in (None, "fast"):
+    if options.only in (None, "fast"):
         ullage(
             "lab",
             "train",
@@ -160,7 +160,7 @@ def main() -> None:
             "--out",
             LAB / "fast.safetensors",
             "--records",
-            asked.records.resolve(),
+            options.records.resolve(),
         )
     (WEIGHTS / "gpumemnet.md").write_text(network_card("gpumemnet", GPUMEMNET))
     (LAB / "fast.md").write_text(fast_card())

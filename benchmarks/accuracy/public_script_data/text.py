@@ -137,16 +137,16 @@ def books(maker: Maker) -> None:
 def talks(maker: Maker) -> None:
     """Texts and conversations for minimind's and TRL's scripts."""
 
-    def said(words: int) -> str:
+    def words_of(words: int) -> str:
         return " ".join(f"w{word}" for word in maker.random.integers(0, 8_000, words))
 
     def turns(words: int) -> list[dict[str, str]]:
-        return [{"role": "user", "content": said(20)}, {"role": "assistant", "content": said(words)}]
+        return [{"role": "user", "content": words_of(20)}, {"role": "assistant", "content": words_of(words)}]
 
     rows = {
-        "texts": [{"text": said(120)} for _ in range(400)],
+        "texts": [{"text": words_of(120)} for _ in range(400)],
         "pairs": [{"chosen": turns(60), "rejected": turns(60)} for _ in range(300)],
-        "plain_pairs": [{"prompt": said(20), "chosen": said(60), "rejected": said(60)} for _ in range(300)],
+        "plain_pairs": [{"prompt": words_of(20), "chosen": words_of(60), "rejected": words_of(60)} for _ in range(300)],
     }
     for name, lines in rows.items():
         maker.write(maker.data / "talks" / name / "train.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

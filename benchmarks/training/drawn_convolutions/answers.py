@@ -84,10 +84,10 @@ class Labels:
         found: list[tuple[Any, ...]] = []
         for path in pieces(folder):
             piece = read_piece(path)
-            asked = np.flatnonzero(piece.plan[place] >= 0)
-            number = np.array([known.setdefault(plan, len(known)) for plan in piece.plans])[piece.plan[place][asked]]
+            valid = np.flatnonzero(piece.plan[place] >= 0)
+            number = np.array([known.setdefault(plan, len(known)) for plan in piece.plans])[piece.plan[place][valid]]
             found.append(
-                (piece.seeds[asked], piece.rows[asked], number, piece.parts[place][asked], piece.sizes[place][asked])
+                (piece.seeds[valid], piece.rows[valid], number, piece.parts[place][valid], piece.sizes[place][valid])
             )
         self.seeds, self.rows, plan, self.parts, self.sizes = (
             np.concatenate(each) for each in zip(*found, strict=True)

@@ -158,13 +158,13 @@ def _forked_here(
         os.dup2(output, 1)
         os.dup2(output, 2)
         sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
-        channel, told = Channel(answers), os.fdopen(leave, "rb")
+        channel, end_signal = Channel(answers), os.fdopen(leave, "rb")
 
         def pause(place: str, so_far: dict[str, Any] | None = None) -> str:
             if so_far is not None:
                 channel.so_far(so_far)
             channel.at(place)
-            line = told.readline()
+            line = end_signal.readline()
             if not line:
                 os._exit(1)  # the parent is gone
             return line.decode().rstrip("\n")
@@ -172,6 +172,6 @@ def _forked_here(
         answer(channel, lambda: work(pause))
         sys.stdout.flush()
         if stay:
-            told.readline()
+            end_signal.readline()
     finally:
         os._exit(0)  # nothing of the parent's is to be closed or written a second time

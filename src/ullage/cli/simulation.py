@@ -54,9 +54,7 @@ def simulate(
     seeds: Annotated[int | None, option("Number of seeds; figures are then means.", "N", min=1, default="1")] = None,
     target: Annotated[str | None, option(_TARGET, "TARGET", complete=completion.targets)] = None,
     workers: Annotated[int | None, option("Number of concurrent simulations.", "N", min=1, default="all cores")] = None,
-    resume: Annotated[
-        Path | None, option("Save figures here, and skip runs already in the file.", "FILE.jsonl")
-    ] = None,
+    resume: Annotated[Path | None, option("Save figures here; skip runs already in it.", "FILE.jsonl")] = None,
     from_history: Annotated[bool, option("Simulate what the daemon ran.", "--from-history", panel=JOBS)] = False,
     database: Annotated[Path | None, option("state.db of a stopped daemon, or its folder.", "PATH", panel=JOBS)] = None,
     since: Annotated[str | None, option(f"First job: {MOMENT_FORMS}.", "TIME", default="7d", panel=JOBS)] = None,

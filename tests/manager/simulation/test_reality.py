@@ -70,7 +70,7 @@ def test_a_trace_is_judged_by_what_others_tell(replays):
     """Without its own records, the phases and steps of its jobs are known from other traces."""
     for recorded in replays.traces:
         known = replays.known[recorded.name]
-        assert known.told and not any(each in known.told for each in recorded.told)
+        assert known.timed and not any(each in known.timed for each in recorded.timed)
 
 
 def test_evaluating_and_saving_are_phases_of_their_own():
@@ -84,7 +84,7 @@ def test_evaluating_and_saving_are_phases_of_their_own():
         "waited_for_data": 2.5,
     }
     job = {"name": "toy", "told": told, "attempts": [{"placed": 0.0, "ended": 46.0}]}
-    (phases,) = simulated_reality.phases_told([job])
+    (phases,) = simulated_reality.job_phases([job])
     assert phases._asdict() == {
         "kind": "toy",
         "starting": 3.0,

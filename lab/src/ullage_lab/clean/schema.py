@@ -115,8 +115,8 @@ def read_parquet(file: Path, columns: Sequence[str] | None = None) -> polars.Dat
     try:
         table: polars.DataFrame = pl.read_parquet(file, columns=columns)
     except (OSError, pl.exceptions.PolarsError) as error:
-        told = (str(error).splitlines() or [""])[0].removesuffix(f": {file}")
-        raise InvalidValue(f"{file} must be a Parquet file of 'ullage lab data clean': {told}") from None
+        reason = (str(error).splitlines() or [""])[0].removesuffix(f": {file}")
+        raise InvalidValue(f"{file} must be a Parquet file of 'ullage lab data clean': {reason}") from None
     return table
 
 

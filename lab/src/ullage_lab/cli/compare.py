@@ -197,8 +197,8 @@ def _print_head(source: str, card: GPU, runs: list[tuple[str, MeasuredRun]]) -> 
     print(f"{source} on {card.name} ({format_bytes(card.usable)})")
     for name, run in runs:
         known = [(run.allocated, "allocated"), (run.reserved, "reserved"), (run.process, "of the process")]
-        told = ", ".join(f"{format_bytes(size)} {word}" for size, word in known if size is not None)
-        print(f"truth ({name}): {'ran out of memory; ' if run.oom else ''}{told}")
+        sizes = ", ".join(f"{format_bytes(size)} {word}" for size, word in known if size is not None)
+        print(f"truth ({name}): {'ran out of memory; ' if run.oom else ''}{sizes}")
     if not runs:
         print("truth: not known (--truth FILE, or a machine with this GPU)")
 

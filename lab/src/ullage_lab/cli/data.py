@@ -58,47 +58,47 @@ def clean(
     from ullage_lab.clean.schema import frame, load_polars, write_dataset
 
     load_polars()
-    rows, found = clean_files(files, workers, lambda runs, total: each(runs, "looking at models", total))
+    rows, cleaning = clean_files(files, workers, lambda runs, total: each(runs, "looking at models", total))
     table = frame(rows)
     if not len(table):
-        raise UllageError(f"nothing is left to write: {found.read} lines read, {_counts(found.counts)}")
+        raise UllageError(f"nothing is left to write: {cleaning.read} lines read, {_counts(cleaning.counts)}")
     write_dataset(table, out)
-    told = {"file": str(out), **found.to_dict()}
+    summary = {"file": str(out), **cleaning.to_dict()}
     if report is not None:
         try:
-            report.write_text(json.dumps(told, indent=1) + "\n")
+            report.write_text(json.dumps(summary, indent=1) + "\n")
         except OSError as error:
             raise InvalidValue(f"cannot write {report}: {error.strerror}") from None
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(summary))
         return
-    Console().print(_clean_table(told))
+    Console().print(_clean_table(summary))
 
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def _clean_table(told: dict[str, Any]) -> Table:
+def _clean_table(summary: dict[str, Any]) -> Table:
     from ullage_lab.clean.measured_files import COMPARED, REASONS
 
     rows = [
-        ("read", told["read"], f"from {len(told['files'])} files"),
-        ("kept", told["kept"], ""),
-        ("joined", told["joined"], "utilisation of a run whose memory was measured too"),
-        *((f"dropped: {reason}", count, REASONS[reason]) for reason, count in told["dropped"].items()),
+        ("read", summary["read"], f"from {len(summary['files'])} files"),
+        ("kept", summary["kept"], ""),
+        ("joined", summary["joined"], "utilisation of a run whose memory was measured too"),
+        *((f"dropped: {reason}", count, REASONS[reason]) for reason, count in summary["dropped"].items()),
     ]
-    if told["lent"]:
-        rows.append(("lent", told["lent"], "shared a process: context of most runs of their family and precision"))
-    if told["renamed"]:
-        rows.append(("renamed", told["renamed"], "runs of different sets with the same id"))
-    for name, apart in told["noise"].items():
+    if summary["lent"]:
+        rows.append(("lent", summary["lent"], "shared a process: context of most runs of their family and precision"))
+    if summary["renamed"]:
+        rows.append(("renamed", summary["renamed"], "runs of different sets with the same id"))
+    for name, apart in summary["noise"].items():
         share = name in COMPARED
         median, most = (f"{100 * apart[word]:.1f} %" if share else f"{apart[word]:.1f} points" for word in apart)
-        rows.append((f"repeated: {name}", told["repeated"], f"readings differ by {median}, at most {most} in 90 %"))
+        rows.append((f"repeated: {name}", summary["repeated"], f"readings differ by {median}, at most {most} in 90 %"))
     unknown = "not measured, or a figure that cannot be"
-    rows += [(f"unknown: {name}", count, unknown) for name, count in told["blanked"].items()]
-    table = _table(f"{told['kept']} runs: {told['file']}", "", "lines>", "")
+    rows += [(f"unknown: {name}", count, unknown) for name, count in summary["blanked"].items()]
+    table = _table(f"{summary['kept']} runs: {summary['file']}", "", "lines>", "")
     for what, count, text in rows:
         table.add_row(what, str(count), text)
     return table

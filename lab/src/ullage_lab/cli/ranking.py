@@ -130,17 +130,17 @@ def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None])
     from ullage.estimation.asking import ask
     from ullage_lab.judge.questions import answers, questions, read_answers
 
-    asked = questions(sets, counts)
+    wanted = questions(sets, counts)
     if plan.kept and plan.resume is not None:
         known = read_answers(plan.resume)
-        asked = [question for question in asked if question.key in known]
-    given = answers(asked, ask, limit=parse_duration(plan.timeout), file=plan.resume, workers=plan.workers)
-    found: list[Record] = []
-    with following("asking", len(asked), stoppable=True) as going, closing(given):
+        wanted = [question for question in wanted if question.key in known]
+    given = answers(wanted, ask, limit=parse_duration(plan.timeout), file=plan.resume, workers=plan.workers)
+    records: list[Record] = []
+    with following("asking", len(wanted), stoppable=True) as going, closing(given):
         for question, record in given:
-            found.append(record)
+            records.append(record)
             going.step(f"{question.estimator} {question.run.id}")
-    return found, going
+    return records, going
 
 
 def print_ranking(truth: TruthSet, records: list[Record]) -> None:
@@ -205,11 +205,11 @@ def _print_decided(console: Console, standings: list[Standing]) -> None:
     for one in standings:
         rounds = one.rounds["mended"]
         if rounds is not None:
-            told = ", ".join(f"{rounds.by[name]} {words[name]}" for name in words if name in rounds.by)
-            decided.setdefault(told, []).append(one.estimator)
+            texts = ", ".join(f"{rounds.by[name]} {words[name]}" for name in words if name in rounds.by)
+            decided.setdefault(texts, []).append(one.estimator)
     console.print("\nsecond round decided:")
-    for told, names in decided.items():
-        console.print(f"  {told}: {', '.join(names)}", highlight=False, soft_wrap=True)
+    for texts, names in decided.items():
+        console.print(f"  {texts}: {', '.join(names)}", highlight=False, soft_wrap=True)
 
 
 def _print_reasons(console: Console, standings: list[Standing]) -> None:

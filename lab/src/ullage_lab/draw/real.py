@@ -141,8 +141,8 @@ def _seconds(cost: Cost, row: dict[str, Any], batch: int) -> float:
 
 def counted(row: dict[str, Any]) -> Cost | None:
     """Return the cost of a run, by a forward pass on the meta device; `None` if the model cannot be built."""
-    asked = {**row, "batch": _COUNTED, "opt": "sgd", "precision": "fp32", "ckpt": False, "channels_last": False}
-    return _count(json.dumps(asked, sort_keys=True))
+    configuration = {**row, "batch": _COUNTED, "opt": "sgd", "precision": "fp32", "ckpt": False, "channels_last": False}
+    return _count(json.dumps(configuration, sort_keys=True))
 
 
 @functools.cache

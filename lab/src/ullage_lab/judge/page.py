@@ -73,10 +73,10 @@ def _edge(tick: float) -> str:
 
 
 def _family_row(name: str, errors: Errors, axis: Axis, y: float, left: int) -> str:
-    told = f"{name}: median {errors.median:.2%}, nine in ten below {errors.p90:.2%}, {errors.under:.0%} too low"
+    title = f"{name}: median {errors.median:.2%}, nine in ten below {errors.p90:.2%}, {errors.under:.0%} too low"
     kind = _kind(name)
     return (
-        f'<g class="{kind}"><title>{escape(told)}, {errors.count} runs</title>'
+        f'<g class="{kind}"><title>{escape(title)}, {errors.count} runs</title>'
         f'<text class="name" x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
         f'<line class="range" x1="{axis(errors.median)}" y1="{y}" x2="{axis(errors.p90)}" y2="{y}"/>'
         f'<circle class="dot" cx="{axis(errors.median)}" cy="{y}" r="4.5"/></g>'
@@ -96,10 +96,10 @@ def predicted_against_true(name: str, points: Sequence[tuple[int, int, str]], lo
         parts.append(f'<text class="tick" x="{left - 5}" y="{up(tick) + 4}" text-anchor="end">{label}</text>')
         parts.append(f'<text class="tick" x="{across(tick)}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
     for predicted, true, run in points:
-        told = f"{run}: {format_bytes(predicted)} predicted, {format_bytes(true)} measured"
+        title = f"{run}: {format_bytes(predicted)} predicted, {format_bytes(true)} measured"
         parts.append(
             f'<circle class="point" cx="{across(true)}" cy="{up(max(predicted, 1))}" r="2.4">'
-            f"<title>{escape(told)}</title></circle>"
+            f"<title>{escape(title)}</title></circle>"
         )
     parts.append(f'<text class="tick" x="{(left + size) / 2}" y="{bottom + 30}" text-anchor="middle">measured</text>')
     return _svg(size, bottom + 36, parts, f"Predicted against measured memory, {name}", _kind(name))
@@ -124,9 +124,9 @@ def time_against_error(standings: Sequence[Standing]) -> str:
         assert seconds is not None and errors is not None
         x, y = across(max(seconds, 1e-6)), up(errors.median)
         label_y = _free(taken, x, y + 4)
-        told = f"{name}: {format_duration(seconds)}, median error {errors.median:.2%}"
+        title = f"{name}: {format_duration(seconds)}, median error {errors.median:.2%}"
         parts.append(
-            f'<g class="{_kind(name)}"><title>{escape(told)}</title><circle class="dot" cx="{x}" cy="{y}" r="5"/>'
+            f'<g class="{_kind(name)}"><title>{escape(title)}</title><circle class="dot" cx="{x}" cy="{y}" r="5"/>'
             f'<line class="lead" x1="{x}" y1="{y}" x2="{x + 12}" y2="{round(label_y - 4, 1)}"/>'
             f'<text class="name" x="{x + 14}" y="{label_y}">{escape(name)}</text></g>'
         )
@@ -175,8 +175,8 @@ def page(ranked: Sequence[tuple[TruthSet, list[Record]]]) -> str:
     return template.replace(_MARK, "\n".join(_section(truth, records) for truth, records in ranked))
 
 
-def _section(truth: TruthSet, asked: list[Record]) -> str:
-    records = [*asked, *truth.published]
+def _section(truth: TruthSet, records: list[Record]) -> str:
+    records = [*records, *truth.published]
     standings = rank(truth, records)
     families = sorted({family for one in standings for family in one.families})
     plots = "".join(
@@ -186,7 +186,7 @@ def _section(truth: TruthSet, asked: list[Record]) -> str:
     )
     return f"""<section data-truth="{escape(truth.name)}">
 <h2>{escape(truth.name)} <small>{escape(truth.gpu)}, {len(truth.runs)} runs</small></h2>
-{_said(truth)}
+{_notes(truth)}
 <div class="card"><div class="scroll">{_table(standings)}</div></div>
 <div class="card"><h3>Error by family <small>dot: median; line: to the error that nine in ten stay below; against the
 memory of the process</small></h3><div class="many">{plots}</div></div>
@@ -199,7 +199,7 @@ what lies beyond an axis is drawn at its end</small></h3>
 </section>"""
 
 
-def _said(truth: TruthSet) -> str:
+def _notes(truth: TruthSet) -> str:
     lines = [f"{count} runs left out: {reason}" for reason, count in truth.left_out.items()] + truth.notes
     ooms = sum(run.oom for run in truth.runs)
     if ooms:
@@ -208,7 +208,7 @@ def _said(truth: TruthSet) -> str:
 
 
 def _table(standings: Sequence[Standing]) -> str:
-    heads = "".join(f'<th title="{escape(told)}">{name}</th>' for name, (told, _) in COLUMNS.items())
+    heads = "".join(f'<th title="{escape(title)}">{name}</th>' for name, (title, _) in COLUMNS.items())
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(map(_row, standings))}</tbody></table>"
 
 

@@ -28,8 +28,8 @@ class Question:
     @property
     def key(self) -> str:
         """The same for the same question: an answer in a file is only used for the run that it was given for."""
-        asked = {key: self.run.row.get(key, self.run.row.get(name)) for name, key in ROW_KEYS.items()}
-        text = json.dumps([self.estimator, self.run.id, self.gpu, asked], sort_keys=True)
+        row = {key: self.run.row.get(key, self.run.row.get(name)) for name, key in ROW_KEYS.items()}
+        text = json.dumps([self.estimator, self.run.id, self.gpu, row], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -38,7 +38,7 @@ def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> lis
 
     A run that is in several campaigns is asked about once.
     """
-    found: dict[str, Question] = {}
+    by_key: dict[str, Question] = {}
     runs = {(truth.gpu, run.id): run for truth in sets for run in truth.runs}
     cards = dict.fromkeys(gpu for gpu, _ in runs)
     for gpu in cards:
@@ -48,26 +48,26 @@ def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> lis
             for name in counts:
                 if run.id in chosen[name]:
                     question = Question(name, run, gpu)
-                    found[question.key] = question
-    return list(found.values())
+                    by_key[question.key] = question
+    return list(by_key.values())
 
 
 def answers(
-    asked: Sequence[Question], ask: Ask, *, limit: float, file: Path | None = None, workers: int = 1
+    wanted: Sequence[Question], ask: Ask, *, limit: float, file: Path | None = None, workers: int = 1
 ) -> Generator[tuple[Question, Record], None, None]:
     """The answer to every question; those in `file` are taken from there, new ones are appended to it at once.
 
     With several workers so many processes estimate at once: quicker, but their times are then those of a busy machine.
     """
     known = read_answers(file) if file is not None else {}
-    yield from ((question, known[question.key]) for question in asked if question.key in known)
-    new = [question for question in asked if question.key not in known]
+    yield from ((question, known[question.key]) for question in wanted if question.key in known)
+    new = [question for question in wanted if question.key not in known]
 
     writing, stop = Lock(), Event()
 
     def answer(question: Question) -> Record:
-        found = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit, stop)
-        record = replace(found, code=code_version())
+        answer = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit, stop)
+        record = replace(answer, code=code_version())
         if file is not None and not (stop.is_set() and record.failed):
             with writing:  # here and not where it is yielded: a ranking that is stopped keeps what was under way
                 _append(file, {"key": question.key, **record.to_dict()})
@@ -94,14 +94,14 @@ def code_version() -> str:
 
 def read_answers(file: Path) -> dict[str, Record]:
     """Return the answers in a file by their keys; a last line cut off by a crash is skipped."""
-    found = {}
+    records = {}
     for row in rows_so_far(file):
         try:
             values: dict[str, Any] = {name: row[name] for name in row.keys() & _FIELDS}
-            found[str(row["key"])] = Record(**values | {"notes": tuple(row.get("notes", ()))})
+            records[str(row["key"])] = Record(**values | {"notes": tuple(row.get("notes", ()))})
         except (KeyError, TypeError):
             raise InvalidValue(f"{file} must be a file that --resume wrote; it has no answers of estimators") from None
-    return found
+    return records
 
 
 def _append(file: Path, values: dict[str, Any]) -> None:

@@ -97,8 +97,8 @@ def _measured(rows: list[dict[str, Any]], plan: MeasurementSettings) -> Rows:
     with appending(plan.out) as file:
         if known != header:
             file.write(json.dumps({"header": header}) + "\n")
-        for asked, answer in _answers(runs, rows, plan):
-            row = {key: value for key, value in asked.items() if key not in _OF_PLANS}
+        for settings, answer in _answers(runs, rows, plan):
+            row = {key: value for key, value in settings.items() if key not in _OF_PLANS}
             row |= {"pass": plan.kind, **answer}
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -124,8 +124,8 @@ def _answers(
             host_total=runs.host_total,
             retry=lambda answer: False,
         )
-        for parcel, found in bundles.work(bundle(rows, plan.together, need)):
-            for row, answer in untied(parcel, found):
+        for parcel, answers in bundles.work(bundle(rows, plan.together, need)):
+            for row, answer in untied(parcel, answers):
                 if answer is None:
                     left.append(row)
                 else:

@@ -189,9 +189,9 @@ def run_memory(prepared: PreparedMemoryRun, pause: Callable[[], None] = lambda: 
 def out_of_memory(error: BaseException) -> dict[str, Any]:
     """Return the message, and the memory that the process would have needed: reserved memory and the failed request."""
     text = str(error).splitlines()[0].split(" If reserved")[0][:300]
-    found = _TRIED.search(text)
-    asked = parse_bytes(found[1].replace(" ", "")) if found else None
-    tried = None if asked is None else torch.cuda.memory_reserved() + asked
+    match = _TRIED.search(text)
+    request = parse_bytes(match[1].replace(" ", "")) if match else None
+    tried = None if request is None else torch.cuda.memory_reserved() + request
     return {"oom": text, "tried": tried}
 
 

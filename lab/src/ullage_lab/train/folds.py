@@ -15,8 +15,8 @@ TEST_SHARE, FOLDS = 0.3, 3
 
 def key_of(row: Mapping[str, Any]) -> str:
     """A short name of a row's configuration: the same configuration has the same key in every file."""
-    told = f"{row.get('configuration') or row.get('id')}|{row.get('gpu')}"
-    return hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
+    name = f"{row.get('configuration') or row.get('id')}|{row.get('gpu')}"
+    return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
 
 
 def strata(classes: Sequence[int], least: int) -> Indices:

@@ -124,10 +124,10 @@ class Scores:
     classes: int
 
 
-def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | npt.NDArray[np.int64]) -> Scores:
+def scored(true: Sequence[int] | npt.NDArray[np.int64], predictions: Sequence[int] | npt.NDArray[np.int64]) -> Scores:
     from sklearn.metrics import precision_recall_fscore_support
 
-    truth, answer = np.asarray(true, dtype=np.int64), np.asarray(told, dtype=np.int64)
+    truth, answer = np.asarray(true, dtype=np.int64), np.asarray(predictions, dtype=np.int64)
     options: dict[str, Any] = {"zero_division": 0}
     precision, recall, f1, _ = precision_recall_fscore_support(truth, answer, average="weighted", **options)
     macro = precision_recall_fscore_support(truth, answer, average="macro", **options)[2]
@@ -145,7 +145,7 @@ def scored(true: Sequence[int] | npt.NDArray[np.int64], told: Sequence[int] | np
     )
 
 
-def confusion(true: Sequence[int], told: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+def confusion(true: Sequence[int], predictions: Sequence[int]) -> tuple[list[int], list[list[int]]]:
     """Return the bins that occur, and the number of rows of each bin (a line) predicted in each bin (a column).
 
     >>> confusion([0, 0, 2], [0, 2, 2])
@@ -153,8 +153,8 @@ def confusion(true: Sequence[int], told: Sequence[int]) -> tuple[list[int], list
     """
     from sklearn.metrics import confusion_matrix
 
-    names = sorted({*map(int, true), *map(int, told)})
-    return names, confusion_matrix(true, told, labels=names).tolist()
+    names = sorted({*map(int, true), *map(int, predictions)})
+    return names, confusion_matrix(true, predictions, labels=names).tolist()
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Trained:
     test: Scores
     test_rows: Indices
     learn_rows: Indices
-    told: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    predictions: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 def train(
@@ -203,8 +203,8 @@ def train(
         validation.append(scored(classes[judged], predicted(network, jobs)))
     begin("all but the test part", plan.epochs)
     network = fit(card, *examples.part(learn), plan, seed, notify)
-    told = predicted(network, examples.part(test)[0])
-    result = Trained(network, card, validation, scored(classes[test], told), test, learn, told)
+    predictions = predicted(network, examples.part(test)[0])
+    result = Trained(network, card, validation, scored(classes[test], predictions), test, learn, predictions)
     card.rows = len(examples)
     card.figures = {
         "test": _rounded(result.test),

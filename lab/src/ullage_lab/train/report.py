@@ -101,9 +101,9 @@ def confusion_picture(names: Sequence[int], counts: Sequence[Sequence[int]], wid
         total = max(sum(line), 1)
         for x, count in enumerate(line):
             kind = "hit" if x == y else "low" if x < y else "high"
-            told = f"true {_range(names[y], width)}, told {_range(names[x], width)}: {count}"
+            title = f"true {_range(names[y], width)}, told {_range(names[x], width)}: {count}"
             parts.append(
-                f'<g class="{kind}"><title>{escape(told)}</title><rect x="{left + x * cell}" y="{top + y * cell}" '
+                f'<g class="{kind}"><title>{escape(title)}</title><rect x="{left + x * cell}" y="{top + y * cell}" '
                 f'width="{cell - 1}" height="{cell - 1}" fill-opacity="{0.06 + 0.9 * count / total:.2f}"/>'
                 + (_number(left + (x + 0.5) * cell, top + (y + 0.62) * cell, count) if count and cell >= 20 else "")
                 + "</g>"
@@ -141,14 +141,14 @@ def write_report(result: Trained, examples: Examples, path: Path, *, tsne: bool 
 def page(result: Trained, examples: Examples, *, tsne: bool = True) -> str:
     template = files("ullage_lab.train").joinpath("report.html").read_text(encoding="utf-8")
     card = result.card
-    said = (
+    conditions = (
         f"{card.rows} rows measured on {escape(card.gpu)}, {format_bytes(card.range[0])} to "
         f"{format_bytes(card.range[1])}; bins of {format_bytes(card.bin)}; {len(result.learn_rows)} rows to learn "
         f"from, {len(result.test_rows)} held out; seed {card.seed}"
     )
     network = _NAMES.get(card.estimator, card.estimator)
     parts = [
-        f"<h1>gpumemnet: {escape(card.family)} data, {escape(network)}</h1><p>{said}</p>",
+        f"<h1>gpumemnet: {escape(card.family)} data, {escape(network)}</h1><p>{conditions}</p>",
         _card("Scores", "scroll", _scores(result)),
         _card("Test part, true and told", "scroll", _confusion(result, examples)),
         _card("The data in two dimensions", "many", _data(result, examples, tsne)),
@@ -175,7 +175,7 @@ def _line(name: str, scores: Scores) -> str:
 def _confusion(result: Trained, examples: Examples) -> str:
     card = result.card
     true = classes_of(examples.memory[result.test_rows], card.bin, card.bins)
-    names, counts = confusion(true.tolist(), result.told.tolist())
+    names, counts = confusion(true.tolist(), result.predictions.tolist())
     return confusion_picture(names, counts, card.bin)
 
 

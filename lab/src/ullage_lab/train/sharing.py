@@ -140,7 +140,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
     tells it.
     """
     found = {}
-    told = {name: utilization_of(step, H200) for name, step in steps.items()}
+    predicted = {name: utilization_of(step, H200) for name, step in steps.items()}
     for key, each in _readings(rows).items():
         if key[2] not in steps:
             continue
@@ -159,8 +159,8 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
             steady=True,
             measured=True,
             kernels=sum(map(runs_kernels, steps[key[2]])),
-            kernel_groups=told[key[2]].kernel_groups,
-            copy_s=told[key[2]].copy_s,
+            kernel_groups=predicted[key[2]].kernel_groups,
+            copy_s=predicted[key[2]].copy_s,
             waits=steps[key[2]].waits,
             **{name: min(1.0, share) for name, share in busy.items()},
         )
@@ -171,8 +171,8 @@ def predicted_alone(
     measured: Jobs, steps: Mapping[str, StepCalls], rates: Rates | None = None
 ) -> dict[Reading, Utilization]:
     """The same jobs as the model of a job alone has them."""
-    told = {name: utilization_of(step, H200, rates) for name, step in steps.items()}
-    return {reading: told[reading[2]] for reading in measured}
+    predicted = {name: utilization_of(step, H200, rates) for name, step in steps.items()}
+    return {reading: predicted[reading[2]] for reading in measured}
 
 
 def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
@@ -244,7 +244,7 @@ def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -
 def _loss(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -> float:
     """How far slowdowns are off, in logarithms, on average over sets."""
     return fmean(
-        fmean(abs(math.log(told / true)) for told, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True))
+        fmean(abs(math.log(slow / true)) for slow, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True))
         for one in sets
     )
 
@@ -254,8 +254,8 @@ def _idle_power(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -
 
     def off(idle: float) -> float:
         tried = replace(rules, idle_w=idle)
-        told = [(shared(one, alone, tried).power_w, one.power_w) for one in sets if one.power_w is not None]
-        return fmean(abs(power - true) / true for power, true in told) if told else 0.0
+        powers = [(shared(one, alone, tried).power_w, one.power_w) for one in sets if one.power_w is not None]
+        return fmean(abs(power - true) / true for power, true in powers) if powers else 0.0
 
     return min(range(60, 135, 5), key=off)
 
@@ -270,8 +270,8 @@ def slowdowns(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) 
 
 
 def save(rules: SharingRules, card: Mapping[str, Any], path: Path) -> None:
-    told = {name: float(f"{value:.4g}") for name, value in asdict(rules).items()}
-    path.write_text(json.dumps({"rules": told, "card": card}, indent=2) + "\n")
+    figures = {name: float(f"{value:.4g}") for name, value in asdict(rules).items()}
+    path.write_text(json.dumps({"rules": figures, "card": card}, indent=2) + "\n")
 
 
 def card_of(files: Sequence[Path], sets: Sequence[MeasuredSet]) -> dict[str, Any]:
@@ -367,9 +367,9 @@ def loss_spread(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | 
     """
     found: dict[str, list[float]] = {}
     for one in sets:
-        for told, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True):
-            if one.is_test and told - 1 >= _LEAST_LOSS:
-                found.setdefault(one.how, []).append(math.log(max(true - 1, _LEAST_TRUE_LOSS) / (told - 1)))
+        for predicted, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True):
+            if one.is_test and predicted - 1 >= _LEAST_LOSS:
+                found.setdefault(one.how, []).append(math.log(max(true - 1, _LEAST_TRUE_LOSS) / (predicted - 1)))
     return {how: (quantiles(logs, n=25)[20] - quantiles(logs, n=25)[3]) / 2 for how, logs in found.items() if logs[1:]}
 
 
@@ -382,15 +382,15 @@ def _slowdown(
 ) -> tuple[float, float]:
     guess = median(slow for one in learn for slow in one.slowdown)
     pairs = [
-        (told, true)
+        (predicted, true)
         for one in test
-        for told, true, reading in zip(slowdowns(one, alone, rules), one.slowdown, one.readings, strict=True)
+        for predicted, true, reading in zip(slowdowns(one, alone, rules), one.slowdown, one.readings, strict=True)
         if counts(reading)
     ]
     if not pairs:
         return math.nan, math.nan
     return (
-        fmean(abs(told - true) / true for told, true in pairs),
+        fmean(abs(predicted - true) / true for predicted, true in pairs),
         fmean(abs(guess - true) / true for _, true in pairs),
     )
 
@@ -400,9 +400,9 @@ def _keeps(
 ) -> tuple[float, float]:
     """The guess is the more frequent answer among the sets for fitting."""
     truth = [_keeps_speed(one) for one in test]
-    told = [max(slowdowns(one, alone, rules)) <= 1 / KEEPS for one in test]
+    says = [max(slowdowns(one, alone, rules)) <= 1 / KEEPS for one in test]
     guess = fmean(map(_keeps_speed, learn)) >= 0.5
-    return fmean(one == other for one, other in zip(told, truth, strict=True)), fmean(one == guess for one in truth)
+    return fmean(one == other for one, other in zip(says, truth, strict=True)), fmean(one == guess for one in truth)
 
 
 def _keeps_speed(one: MeasuredSet) -> bool:
@@ -415,7 +415,7 @@ def _power(
     guess = median(one.power_w for one in learn if one.power_w is not None)
     pairs = [(shared(one, alone, rules).power_w, one.power_w) for one in test if one.power_w is not None]
     return (
-        fmean(abs(told - true) / true for told, true in pairs),
+        fmean(abs(predicted - true) / true for predicted, true in pairs),
         fmean(abs(guess - true) / true for _, true in pairs),
     )
 
@@ -429,13 +429,13 @@ def _regret(
     The share of the best one's throughput that is lost by that. The guess takes any of them.
     """
     lost, by_chance = [], []
-    told = {one: shared(one, alone, rules).throughput for one in test}
+    predicted = {one: shared(one, alone, rules).throughput for one in test}
     for reading in {reading for one in test for reading in one.readings}:
         choice = [one for one in test if reading in one.readings]
         if len(choice) < 2:
             continue
         best = max(1.0, *(one.throughput for one in choice))
-        chosen = max(choice, key=lambda one: told[one])
-        lost.append(1 - (chosen.throughput if told[chosen] > 1 else 1.0) / best)
+        chosen = max(choice, key=lambda one: predicted[one])
+        lost.append(1 - (chosen.throughput if predicted[chosen] > 1 else 1.0) / best)
         by_chance.append(1 - fmean(one.throughput for one in choice) / best)
     return (fmean(lost), fmean(by_chance)) if lost else (0.0, 0.0)

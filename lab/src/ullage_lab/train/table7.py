@@ -81,7 +81,7 @@ def train(
 
 def lines_of(model: GPUUtilNet, rows: Sequence[Mapping[str, Any]]) -> list[Table7Line]:
     """The table on the rows that were held out from the networks; rows that none of them is among are all unseen."""
-    found = []
+    lines = []
     for family, metric in model.networks:
         chosen = measured(rows, family)
         held = set(model.cards[family, metric]["test"])
@@ -89,20 +89,20 @@ def lines_of(model: GPUUtilNet, rows: Sequence[Mapping[str, Any]]) -> list[Table
         if not test:
             continue
         true = classes_of([float(row[metric]) for row in test], BINS[family, metric])
-        told = model.probabilities([summary_of_row(row) for row in test], family, metric).argmax(1)
+        predictions = model.probabilities([summary_of_row(row) for row in test], family, metric).argmax(1)
         high = true == 2
         paper, paper_recall = PAPER[family, metric]
-        found.append(
+        lines.append(
             Table7Line(
                 family=family,
                 metric=metric,
                 rows=len(test),
-                accuracy=float((true == told).mean()),
+                accuracy=float((true == predictions).mean()),
                 constant=float(np.bincount(true).max() / len(true)),
                 high=int(high.sum()),
-                recall=float((told[high] == 2).mean()) if high.any() else None,
+                recall=float((predictions[high] == 2).mean()) if high.any() else None,
                 paper=paper,
                 paper_recall=paper_recall,
             )
         )
-    return found
+    return lines

@@ -129,13 +129,13 @@ class TrialTrees(NamedTuple):
     transform: tuple[list[Any], list[Formula]] | None  # none: no plan by Fourier transforms was asked for
 
 
-def _trees_of_trials(asked: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int) -> TrialTrees:
+def _trees_of_trials(group: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int) -> TrialTrees:
     """Grow the trees of one direction; those for transforms are a yes or a no and have half as many leaves."""
-    others = measured_part((problem, plans.others) for problem, plans in asked.items())
+    others = measured_part((problem, plans.others) for problem, plans in group.items())
     rows = feature_rows(others)
-    transformed = [place for place, problem in enumerate(asked) if transforms(problem)]
+    transformed = [place for place, problem in enumerate(group) if transforms(problem)]
     by_transforms = [
-        _BY_TRANSFORM if plans.transform else _NOTHING for problem, plans in asked.items() if transforms(problem)
+        _BY_TRANSFORM if plans.transform else _NOTHING for problem, plans in group.items() if transforms(problem)
     ]
     return TrialTrees(
         _grow_for(rows, nearest_formulas(others), trees, leaves),
@@ -155,11 +155,11 @@ def add_trees(
 ) -> None:
     """Grow more trees for both questions, which vote together with those in a folder."""
     arrays = read_arrays(out / TRIAL_TREES)
-    for direction, asked in by_direction(found):
-        for name, grown in _questions(direction, _trees_of_trials(asked, trees, leaves)):
+    for direction, group in by_direction(found):
+        for name, grown in _questions(direction, _trees_of_trials(group, trees, leaves)):
             before = {part: arrays[part] for part in arrays if part.startswith(f"{name}_")}
             arrays |= beside(name, before, named_arrays(name, *grown))
-        say(f"{direction} {len(asked)} problems, {trees} more trees")
+        say(f"{direction} {len(group)} problems, {trees} more trees")
     write_arrays(out / TRIAL_TREES, arrays)
 
 
@@ -207,16 +207,16 @@ def write_fit(
     out.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {}
     tabled: dict[ConvolutionProblem, int] = {}
-    for direction, asked in by_direction(found):
-        grown = _trees_of_trials(asked, trees, leaves)
+    for direction, group in by_direction(found):
+        grown = _trees_of_trials(group, trees, leaves)
         for name, answer in _questions(direction, grown):
             arrays |= named_arrays(name, *answer)
-        usual = {problem: max(plans) for problem, plans in asked.items() if problem.source[0] in BATCHES}
+        usual = {problem: max(plans) for problem, plans in group.items() if problem.source[0] in BATCHES}
         guesses = _guess_trials(grown, measured_part(usual.items())) if usual else []
         for (problem, size), (guessed, _) in zip(usual.items(), guesses, strict=True):
             if max(size, guessed) >= _WORTH_TABLING and abs(guessed - size) > _WELL_GUESSED * size:
                 tabled[problem] = size
-        say(f"{direction} {len(asked)} problems, {len(usual)} of usual batch sizes, {len(tabled)} tabled so far")
+        say(f"{direction} {len(group)} problems, {len(usual)} of usual batch sizes, {len(tabled)} tabled so far")
     write_arrays(out / TRIAL_TREES, arrays)
     write_table(out / TRIAL_TABLE, tabled, header)
 
@@ -231,9 +231,9 @@ def evaluate_held_out(
     found: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Fit trials without every seventh family and say how well the trees do on those; nothing is written."""
-    for direction, asked in by_direction(found):
-        learnt = {one: plans for one, plans in asked.items() if family_of(one) % EVERY}
-        held = {one: max(plans) for one, plans in asked.items() if one not in learnt and max(plans) >= _WORTH_TABLING}
+    for direction, group in by_direction(found):
+        learnt = {one: plans for one, plans in group.items() if family_of(one) % EVERY}
+        held = {one: max(plans) for one, plans in group.items() if one not in learnt and max(plans) >= _WORTH_TABLING}
         if not learnt or not held:
             continue
         part = measured_part(held.items())

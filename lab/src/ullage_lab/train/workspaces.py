@@ -101,8 +101,8 @@ def chosen_workspaces(path: Path) -> dict[ConvolutionProblem, int]:
 def by_direction(found: Mapping[ConvolutionProblem, Value]) -> Iterator[tuple[str, dict[ConvolutionProblem, Value]]]:
     """The problems of each direction that has some."""
     for direction in DIRECTIONS:
-        if asked := {problem: value for problem, value in found.items() if problem.direction == direction}:
-            yield direction, asked
+        if of_direction := {problem: value for problem, value in found.items() if problem.direction == direction}:
+            yield direction, of_direction
 
 
 def write_table(path: Path, found: Mapping[ConvolutionProblem, int], header: dict[str, Any]) -> None:

@@ -165,8 +165,8 @@ class UsageAccounts:
 
     def usage(self, now: float, users: Iterable[str] | None = None) -> dict[str, float]:
         """Return present usage in GPU-seconds, of all users or of `users`."""
-        asked = self._accounts.keys() if users is None else self._accounts.keys() & users
-        return {user: self._charged(user, now)[0].used for user in asked}
+        names = self._accounts.keys() if users is None else self._accounts.keys() & users
+        return {user: self._charged(user, now)[0].used for user in names}
 
     def _charged(self, user: str, now: float) -> tuple[Account, float]:
         account, gpus = self._accounts.get(user, (Account(0.0, now), 0.0))

@@ -193,16 +193,16 @@ class Ledger:
         held = sum_shares(self._on_host.values())
         return HostShare(max(self.host.cores - held.cores, 0), max(self.host.memory - held.memory, 0))
 
-    def _check_host(self, job: int, asked: HostShare) -> None:
+    def _check_host(self, job: int, share: HostShare) -> None:
         if job in self._on_host:
             raise Overbooked(f"job {job} already holds a share of the host; release it first")
-        if asked is NO_SHARE:
+        if share is NO_SHARE:
             return
-        if min(asked) < 0:
-            raise Overbooked(f"job {job} cannot be promised {tuple(asked)} of the host")
+        if min(share) < 0:
+            raise Overbooked(f"job {job} cannot be promised {tuple(share)} of the host")
         free = self.free_on_host()
-        if free is not None and not free.holds(asked):
-            raise Overbooked(f"job {job} needs {asked.text}; {free.text or 'nothing'} are left")
+        if free is not None and not free.holds(share):
+            raise Overbooked(f"job {job} needs {share.text}; {free.text or 'nothing'} are left")
 
     def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> int:
         """Refuse an impossible promise; return what others use on the slot."""

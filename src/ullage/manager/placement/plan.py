@@ -253,8 +253,8 @@ def is_busy(gpu: Gpu, policy: Policy, rules: Rules) -> bool:
 
 def _is_slowed(jobs: Sequence[Job], gpu: Gpu, rules: Rules) -> bool:
     """Whether jobs that share the GPU break a speed that an owner asked for."""
-    asked = any(job.min_speed for job in jobs)  # 0 is broken by nothing
-    return asked and rules.side_by_side(jobs, gpu.slot).slowed is not None
+    has_minimum = any(job.min_speed for job in jobs)  # 0 is broken by nothing
+    return has_minimum and rules.side_by_side(jobs, gpu.slot).slowed is not None
 
 
 def _lost(job: Job, gpu: Gpu, rules: Rules) -> float:

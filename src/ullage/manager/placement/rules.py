@@ -149,10 +149,10 @@ class Rules:
         ]
         starved = any(left < 0 for left, _, _ in kept)
         both = SideBySide(lost, complete, starved, None, speeds.shares[-1], speeds.reason, sum(speeds.shares))
-        asked = [each for each in reversed(kept) if each[0] < 0 and each[2].min_speed is not None]
-        if not asked:
+        limited = [each for each in reversed(kept) if each[0] < 0 and each[2].min_speed is not None]
+        if not limited:
             return both
-        _, speed, job = min(asked, key=lambda each: each[0])
+        _, speed, job = min(limited, key=lambda each: each[0])
         return both._replace(slowed=job, speed=speed)
 
     def gains(self, here: Sequence[Job], job: Job, slot: Slot) -> bool:

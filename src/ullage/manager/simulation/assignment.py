@@ -95,12 +95,12 @@ class Assignment:
             for number, (job, kind) in enumerate(zip(found, kinds, strict=True), 1)
         ]
         shares = ", ".join(f"{100 * share:.0f} % {size}" for size, share in shares_of(self.mix).items())
-        said = [
+        assumptions = [
             f"the trace does not say what its jobs train: known workloads by GPUs times run time, {shares} "
             f"(seed {self.seed}), with their memory on each GPU",
             "the run time in the trace is taken as the work of a job that has its GPUs to itself",
         ]
-        return JobTrace(name, jobs, [*said, *notes])
+        return JobTrace(name, jobs, [*assumptions, *notes])
 
     def _kinds(self, demands: Sequence[float]) -> list[JobKind]:
         shares = shares_of(self.mix)

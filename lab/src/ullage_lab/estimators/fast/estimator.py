@@ -156,9 +156,9 @@ def load(path: Path = WEIGHTS) -> Fast:
     except InvalidValue:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, json.JSONDecodeError) as error:
-        told = str(error).splitlines() or [type(error).__name__]
+        lines = str(error).splitlines() or [type(error).__name__]
         raise InvalidValue(
-            f"cannot read the trees of fast in {path}: {told[0]}; 'ullage lab train fast --out {path.name}' makes them"
+            f"cannot read the trees of fast in {path}: {lines[0]}; 'ullage lab train fast --out {path.name}' makes them"
         ) from None
 
 

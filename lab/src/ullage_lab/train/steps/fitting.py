@@ -157,12 +157,12 @@ def _times(rates: Rates, calls: Sequence[MeasuredCall], runs: Sequence[FollowedR
     whole = np.array([run.gpu_s for run in runs])
     first = len(calls)
 
-    def objective(told: Floats, _: Any) -> tuple[Floats, Floats]:
-        slope, bend = np.zeros(len(told)), np.full(len(told), 1e-4)
-        off = told[:first] - truth
+    def objective(guess: Floats, _: Any) -> tuple[Floats, Floats]:
+        slope, bend = np.zeros(len(guess)), np.full(len(guess), 1e-4)
+        off = guess[:first] - truth
         weight = 1 / np.sqrt(1 + (off / ROBUST) ** 2)
         slope[:first], bend[:first] = weight * off, weight
-        each = np.maximum(usual * np.exp(told[first:]), least)
+        each = np.maximum(usual * np.exp(guess[first:]), least)
         summed = sums.over(each + gaps, len(runs))
         off = np.log(summed / whole)
         weight = OF_RUNS / np.sqrt(1 + (off / ROBUST) ** 2)
@@ -212,8 +212,8 @@ def _shares(
 
     start = _root(too_much)
 
-    def objective(told: Floats, _: Any) -> tuple[Floats, Floats]:
-        share = 1 / (1 + np.exp(-(start + np.concatenate([np.zeros(first), prior]) + told)))
+    def objective(guess: Floats, _: Any) -> tuple[Floats, Floats]:
+        share = 1 / (1 + np.exp(-(start + np.concatenate([np.zeros(first), prior]) + guess)))
         grows = np.maximum(share * (1 - share), 0.01)
         of_runs = share[first:]
         off = _summed(sums.run, part * of_runs[sums.call], len(runs)) - truth

@@ -170,20 +170,20 @@ def _solved(runs: _Runs, copy: Floats, by_step: Floats, waits: npt.NDArray[np.bo
     parts, wanted, size = np.vstack(rows), np.concatenate(truth), np.concatenate(scale)
     machine = np.concatenate([runs.machine[chosen], *[runs.machine[passes]] * 3])
     factors, weight = np.ones(int(runs.machine.max()) + 1), np.ones(len(wanted))
-    found = np.zeros(parts.shape[1])
+    factors_of_parts = np.zeros(parts.shape[1])
     for _ in range(_ROUNDS):
         left = parts * (factors[machine] / size * weight)[:, None]
         norms = np.maximum(np.linalg.norm(left, axis=0), 1e-30)
         # Columns that nothing tells apart share what they take.
         held = np.eye(len(norms)) * _SMALL * np.sqrt(len(wanted))
         right = np.concatenate([wanted / size * weight, np.zeros(len(norms))])
-        found = least_squares(np.vstack([left / norms, held]), right) / norms
-        told = runs.parts[chosen] @ found
+        factors_of_parts = least_squares(np.vstack([left / norms, held]), right) / norms
+        fitted = runs.parts[chosen] @ factors_of_parts
         for number in range(len(factors)):
             own = runs.machine[chosen] == number
             if own.sum() >= _FEW:
-                factors[number] = np.exp(np.median(np.log(whole[chosen][own] / np.maximum(told[own], 1e-12))))
-        found, factors = found * factors[0], factors / factors[0]
-        off = np.abs(factors[machine] * (parts @ found) - wanted) / size
+                factors[number] = np.exp(np.median(np.log(whole[chosen][own] / np.maximum(fitted[own], 1e-12))))
+        factors_of_parts, factors = factors_of_parts * factors[0], factors / factors[0]
+        off = np.abs(factors[machine] * (parts @ factors_of_parts) - wanted) / size
         weight = 1 / np.sqrt(np.maximum(off, _EXACT))
-    return found, factors
+    return factors_of_parts, factors

@@ -18,7 +18,7 @@ from ullage_lab.estimators.gpuutilnet import BINS, classes_of
 from ullage_lab.train.steps.runs import FollowedRun, ReadRun
 from ullage_lab.train.table7 import PAPER
 
-Told = Mapping[str, Utilization]
+Predictions = Mapping[str, Utilization]
 # The median error and the 90th percentile of NeuSight's step times, over 26 training runs of Transformers.
 NEUSIGHT = (0.046, 0.164)
 AnyRun = TypeVar("AnyRun", bound=ReadRun)
@@ -98,10 +98,10 @@ def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[tuple[float,
     """Return the predicted host time and the factor of the measured one, for each run whose GPU waits for its host."""
     factors = []
     for run in runs:
-        rest, told = run.step_s - run.work.copied / rates.copied, host_time(rates, run.work)
-        if told and run.gpu_s < _WAITING * rest:
+        rest, host_s = run.step_s - run.work.copied / rates.copied, host_time(rates, run.work)
+        if host_s and run.gpu_s < _WAITING * rest:
             sides = both_sides(rates, run.work, times_of(rates, run.work), run.gpu_s)
-            factors.append((told, run.work.launches.host_factor(*sides, rest)))
+            factors.append((host_s, run.work.launches.host_factor(*sides, rest)))
     return factors
 
 
@@ -111,16 +111,16 @@ def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]
         raise InvalidValue(
             "runs must include some for fitting and some for testing, of the machine whose host the rates know"
         )
-    told = predicted(rates, test)
-    found = _times("step time", "step_s", learn, test, told, NEUSIGHT)
-    found += _times("time on the GPU", "gpu_s", learn, test, told)
+    predictions = predicted(rates, test)
+    lines = _times("step time", "step_s", learn, test, predictions, NEUSIGHT)
+    lines += _times("time on the GPU", "gpu_s", learn, test, predictions)
     hosted = [run for run in test if run.host_s]
     if hosted:
         others = [run for run in learn if run.host_s]
-        found += _times("time of the host", "host_s", others, hosted, told)
-    found += _times("power", "power_w", learn, test, told)
-    found += _shares(learn, test, told)
-    return found + _classes(learn, test, told)
+        lines += _times("time of the host", "host_s", others, hosted, predictions)
+    lines += _times("power", "power_w", learn, test, predictions)
+    lines += _shares(learn, test, predictions)
+    return lines + _classes(learn, test, predictions)
 
 
 def _times(
@@ -128,17 +128,17 @@ def _times(
     field: str,
     learn: Sequence[ReadRun],
     test: Sequence[FollowedRun],
-    told: Told,
+    predictions: Predictions,
     published: tuple[float | None, float | None] = (None, None),
 ) -> list[UtilizationLine]:
     guess = float(np.median([getattr(run, field) for run in learn]))
-    found = []
+    lines = []
     for name, several in [("all", test), *_kinds(test)]:
         truth = np.array([getattr(run, field) for run in several])
-        off = np.abs(np.array([getattr(told[run.id], field) for run in several]) / truth - 1)
+        off = np.abs(np.array([getattr(predictions[run.id], field) for run in several]) / truth - 1)
         constant = np.abs(guess / truth - 1)
         for words, share, others in (("median error", 0.5, published[0]), ("90th percentile", 0.9, published[1])):
-            found.append(
+            lines.append(
                 UtilizationLine(
                     figure=f"{figure}, {words}",
                     runs=name,
@@ -148,17 +148,17 @@ def _times(
                     published=others if name == "transformer" else None,
                 )
             )
-    return found
+    return lines
 
 
-def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -> list[UtilizationLine]:
-    found = []
+def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], predictions: Predictions) -> list[UtilizationLine]:
+    lines = []
     for name in SHARES:
         read = [run for run in test if name in run.shares]
         guess = np.median([run.shares[name] for run in learn if name in run.shares])
         truth = np.array([run.shares[name] for run in read])
-        says = np.array([getattr(told[run.id], name) for run in read])
-        found.append(
+        says = np.array([getattr(predictions[run.id], name) for run in read])
+        lines.append(
             UtilizationLine(
                 figure=f"{_WORDS[name]}, mean error",
                 runs="all",
@@ -168,20 +168,20 @@ def _shares(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -
                 constant=100 * float(np.abs(guess - truth).mean()),
             )
         )
-    return found
+    return lines
 
 
-def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) -> list[UtilizationLine]:
-    found = []
+def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], predictions: Predictions) -> list[UtilizationLine]:
+    lines = []
     for (kind, name), edges in BINS.items():
         read, before = ([run for run in runs if run.kind == kind and name in run.shares] for runs in (test, learn))
         if not read:
             continue
         truth = classes_of([run.shares[name] for run in read], edges)
-        says = classes_of([getattr(told[run.id], name) for run in read], edges)
+        says = classes_of([getattr(predictions[run.id], name) for run in read], edges)
         usual = Counter(classes_of([run.shares[name] for run in before or read], edges).tolist()).most_common(1)[0][0]
         high = int((truth == 2).sum())
-        found.append(
+        lines.append(
             UtilizationLine(
                 figure=f"{_WORDS[name]}, three classes, right",
                 runs=kind,
@@ -193,7 +193,7 @@ def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], told: Told) 
                 recall=float((says[truth == 2] == 2).mean()) if high else None,
             )
         )
-    return found
+    return lines
 
 
 def _kinds(runs: Sequence[FollowedRun]) -> list[tuple[str, list[FollowedRun]]]:

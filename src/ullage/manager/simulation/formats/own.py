@@ -204,8 +204,8 @@ def _read_json(path: Path) -> JobTrace:
 def _kind_from(path: Path, name: str, values: Any) -> JobKind:
     try:
         alone = {gpu: Utilization.from_dict(figures) for gpu, figures in values.get("alone", {}).items()}
-        said = values.get("estimates", {}).items()
-        estimates = {by: None if size is None else parse_bytes(size) for by, size in said}
+        sizes = values.get("estimates", {}).items()
+        estimates = {by: None if size is None else parse_bytes(size) for by, size in sizes}
         return JobKind(str(values.get("name", name)), parse_bytes(values["memory"]), alone, estimates)
     except (UllageError, KeyError, TypeError, ValueError, AttributeError) as error:
         missing = " is missing" if isinstance(error, KeyError) else ""
