@@ -153,7 +153,7 @@ class Pool:
         return self.allocated_in - self.allocated_out
 
     @property
-    def option(self) -> int:
+    def requested(self) -> int:
         return self.requested_in - self.requested_out
 
     def free_list(self, stream: int) -> FreeList:
