@@ -84,15 +84,15 @@ class Assignment:
     seed: int = 0
     limit: int | None = None
 
-    def trace(self, name: str, found: Sequence[PublicJob], notes: Sequence[str] = ()) -> JobTrace:
+    def trace(self, name: str, public_jobs: Sequence[PublicJob], notes: Sequence[str] = ()) -> JobTrace:
         """Return the jobs with a workload each: the least work (GPUs times run time) is light, the most large, with
         the shares of the mix; workloads of one size are drawn."""
-        found = sorted(found, key=lambda job: job.arrival)[: self.limit]
-        kinds = self._kinds([job.run_s * job.gpus for job in found])
-        first = found[0].arrival if found else 0.0
+        public_jobs = sorted(public_jobs, key=lambda job: job.arrival)[: self.limit]
+        kinds = self._kinds([job.run_s * job.gpus for job in public_jobs])
+        first = public_jobs[0].arrival if public_jobs else 0.0
         jobs = [
             TraceJob(number, job.arrival - first, kind, job.run_s, max(1, math.ceil(job.gpus)), job.user)
-            for number, (job, kind) in enumerate(zip(found, kinds, strict=True), 1)
+            for number, (job, kind) in enumerate(zip(public_jobs, kinds, strict=True), 1)
         ]
         shares = ", ".join(f"{100 * share:.0f} % {size}" for size, share in shares_of(self.mix).items())
         assumptions = [

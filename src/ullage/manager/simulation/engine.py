@@ -148,7 +148,7 @@ class _Engine:
         """Return the SM activity of each kind on the GPU that it keeps busiest; None if unknown."""
         names = names if self.scenario.foresight else set()
         known = [[kind.alone[name].smact for name in names if name in kind.alone] for kind in self.kinds]
-        return [max(found, default=None) for found in known]
+        return [max(shares, default=None) for shares in known]
 
     def _reads_every(self) -> float:
         if self.world.reading_s is not None:
@@ -379,13 +379,13 @@ class _Engine:
         state, memory = self.states[run.trace_job.id], kind == "memory"
         before = state.memory_failures if memory else state.lost
         failure = Failure("memory" if memory else "system", before, promise, used, None, state.exclusive, run.exclusive)
-        found = after_failure(failure, self.largest, self.scenario.recovery)
+        retry = after_failure(failure, self.largest, self.scenario.recovery)
         state.memory_failures += memory
         state.lost += not memory
-        if not found.again:
+        if not retry.again:
             self._leave(run.trace_job.id, FAILED)
             return
-        state.promise, state.exclusive = found.promise, found.exclusive
+        state.promise, state.exclusive = retry.promise, retry.exclusive
         self.returning += 1
         self._at(self.now + self.world.retry_s, self._back, run.trace_job)
 
@@ -522,7 +522,7 @@ class _Engine:
         for card in self.cards:
             card.count(self.now)
             card.changed(self.now, self.horizon)
-        found = [
+        results = [
             SimulatedJob(
                 job.id,
                 job.kind.name,
@@ -540,7 +540,7 @@ class _Engine:
         return SimulationResult(
             scenario=self.scenario,
             trace=self.trace.name,
-            jobs=found,
+            jobs=results,
             gpus=[card.figures() for card in self.cards if card.series],
             energy_j=sum(card.energy_j for card in self.cards),
             busy_s=sum(card.busy_s for card in self.cards),

@@ -107,10 +107,10 @@ def _usual(workloads: Any, jobs: int, pick: Any, random: np.random.Generator) ->
 
 def _factors(jobs: int, tail: str, spread: float, random: np.random.Generator) -> Any:
     if tail == "lognormal":
-        found = random.lognormal(-(spread**2) / 2, spread, size=jobs)
+        factors = random.lognormal(-(spread**2) / 2, spread, size=jobs)
     else:
-        found = (random.pareto(spread, size=jobs) + 1) * (spread - 1) / spread
-    return np.minimum(found, _LONGEST)
+        factors = (random.pareto(spread, size=jobs) + 1) * (spread - 1) / spread
+    return np.minimum(factors, _LONGEST)
 
 
 def _daily_times(moments: Any, duration: float, daily: float) -> Any:

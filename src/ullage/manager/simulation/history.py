@@ -305,7 +305,7 @@ class _History:
             first = job["attempts"][0]  # before recovery made its promise larger
             promise = job["promise"] if first["exclusive"] else first["promise"]  # alone it was promised a whole GPU
             same[job["work"], job["gpus"], promise, alike].append(job)
-        found: dict[int, JobKind] = {}
+        kinds: dict[int, JobKind] = {}
         for (work, _, promise, _), jobs in same.items():
             measured = [used for job in jobs if (used := self._used(job["id"])) is not None]
             memory = max(measured, default=promise)
@@ -314,8 +314,8 @@ class _History:
             data = self.data["works"].get(work, {})
             alone = {gpu(name).name: Utilization.from_dict(each) for name, each in data.items()}
             kind = JobKind(jobs[0]["name"], int(memory), alone, {PROMISED: promise})
-            found |= {job["id"]: kind for job in jobs}
-        return found
+            kinds |= {job["id"]: kind for job in jobs}
+        return kinds
 
     def _works_from(self, attempt: _Attempt) -> float:
         return min(attempt.begin + self._startup_s, attempt.end)
@@ -397,7 +397,7 @@ class _History:
     @property
     def notes(self) -> list[str]:
         """Return the assumptions in sentences."""
-        found = [f"{jobs_are(count)} left out: {reason}" for reason, count in sorted(self.left_out.items())]
+        notes = [f"{jobs_are(count)} left out: {reason}" for reason, count in sorted(self.left_out.items())]
         unknown = sum(not kind.alone for kind in self.kinds.values())
         guessed = sum(self._used(job) is None for job in self.attempts)
         estimated = sum(each.energy is None and each.cause != RUNNING for each in self._all_attempts)
@@ -407,7 +407,7 @@ class _History:
             f"the energy of {estimated} attempts was not measured, and is predicted": estimated,
             "only your own jobs are seen: those of others were beside them": not self.data["all"],
         }
-        return found + [note for note, holds in assumed.items() if holds]
+        return notes + [note for note, holds in assumed.items() if holds]
 
 
 def _work(

@@ -58,7 +58,7 @@ def known_workloads() -> Mapping[str, KnownWorkload]:
     ('medium', 1, 35)
     """
     followed = json.loads(_data("known_workloads.json"))["workloads"]
-    return {found.name: _with_figures(found, followed[found.name]) for found in published_workloads()}
+    return {workload.name: _with_figures(workload, followed[workload.name]) for workload in published_workloads()}
 
 
 def known_workload(name: str) -> KnownWorkload:
@@ -67,10 +67,10 @@ def known_workload(name: str) -> KnownWorkload:
     >>> known_workload("bert_large b8").size
     'large'
     """
-    found = known_workloads().get(name)
-    if found is None:
+    workload = known_workloads().get(name)
+    if workload is None:
         raise UnknownName("known workload", name, list(known_workloads()))
-    return found
+    return workload
 
 
 def published_workloads() -> list[KnownWorkload]:
@@ -100,9 +100,9 @@ def _published(table: Mapping[str, Any], batch: Mapping[str, Any], data: Mapping
     )
 
 
-def _with_figures(found: KnownWorkload, figures: Mapping[str, Any]) -> KnownWorkload:
+def _with_figures(workload: KnownWorkload, figures: Mapping[str, Any]) -> KnownWorkload:
     alone = {gpu: Utilization.from_dict({"gpu": gpu, **values}) for gpu, values in figures["alone"].items()}
-    return replace(found, kind=replace(found.kind, alone=alone, estimates=figures["estimates"]))
+    return replace(workload, kind=replace(workload.kind, alone=alone, estimates=figures["estimates"]))
 
 
 def _data(name: str) -> str:
@@ -128,9 +128,9 @@ def promise_of(kind: JobKind, estimator: str) -> int | None:
     check_name(estimator)
     known = known_workloads().get(kind.name)
     if known is None or "model" not in known.training:
-        found = ", ".join(["oracle (true memory)", "none", *kind.estimates])
+        names = ", ".join(["oracle (true memory)", "none", *kind.estimates])
         needed = f"the trace has no estimate by {estimator} for jobs like {kind.name}"
-        raise InvalidValue(f"{needed}: name another estimator, of {found}")
+        raise InvalidValue(f"{needed}: name another estimator, of {names}")
     return _answer(kind.name, estimator)
 
 

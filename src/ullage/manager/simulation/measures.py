@@ -135,24 +135,24 @@ def change(value: float | None, base: float | None) -> str:
     return "" if value is None or not base else f"{100 * (value / base - 1):+.1f} %"
 
 
-def interval_text(measure: Measure, found: Interval | None) -> str:
+def interval_text(measure: Measure, interval: Interval | None) -> str:
     """A mean with its uncertainty.
 
     >>> interval_text(MEASURES["slowdown"], Interval(2.0, 0.25, 3)), interval_text(MEASURES["slowdown"], None)
     ('2.00 ± 0.25', '–')
     """
-    return measure.short(None if found is None else found.mean, None if found is None else found.half)
+    return measure.short(None if interval is None else interval.mean, None if interval is None else interval.half)
 
 
-def change_text(found: Interval | None) -> str:
+def change_text(interval: Interval | None) -> str:
     """A relative change; in brackets if it may be chance.
 
     >>> change_text(Interval(-0.3, 0.1, 5)), change_text(Interval(-0.3, 0.4, 5)), change_text(None)
     ('-30.0 ± 10.0 %', '(-30.0 ± 40.0 %)', '')
     """
-    if found is None:
+    if interval is None:
         return ""
-    if found.half is None:
-        return f"{100 * found.mean:+.1f} %"
-    text = f"{100 * found.mean:+.1f} ± {100 * found.half:.1f} %"
-    return text if found.sign else f"({text})"
+    if interval.half is None:
+        return f"{100 * interval.mean:+.1f} %"
+    text = f"{100 * interval.mean:+.1f} ± {100 * interval.half:.1f} %"
+    return text if interval.sign else f"({text})"

@@ -134,14 +134,14 @@ def _figures(rows: Rows) -> Iterator[str]:
             text += f" ({changes[place]})" if changes[place] else ""
             drawn = ""
             if measure in figures:
-                found, colour = figures[measure], _COLOURS[number % len(_COLOURS)]
-                drawn = f'<i style="width:{100 * found.mean / most:.2f}%;background:{colour}"></i>'
-                if found.low is not None and found.high is not None:
-                    low = max(found.low, 0.0)
-                    width = 100 * (found.high - low) / most
+                interval, colour = figures[measure], _COLOURS[number % len(_COLOURS)]
+                drawn = f'<i style="width:{100 * interval.mean / most:.2f}%;background:{colour}"></i>'
+                if interval.low is not None and interval.high is not None:
+                    low = max(interval.low, 0.0)
+                    width = 100 * (interval.high - low) / most
                     drawn += f'<u style="left:{100 * low / most:.2f}%;width:{width:.2f}%"></u>'
             track = f'<span class="track">{drawn}</span><b>{_words(text)}</b>'
-            yield f'<div class="row"><span>{_words(name)}</span>{track}</div>'
+            yield f'<div class="interval"><span>{_words(name)}</span>{track}</div>'
 
 
 def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:

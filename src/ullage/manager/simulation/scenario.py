@@ -133,9 +133,9 @@ class Scenario:
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes as a dictionary of plain values; what cannot be one (`rules.predict`) is left out."""
-        found = asdict(replace(self, rules=replace(self.rules, predict=None)))
-        del found["rules"]["predict"]
-        return found
+        fields = asdict(replace(self, rules=replace(self.rules, predict=None)))
+        del fields["rules"]["predict"]
+        return fields
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Scenario":
@@ -193,7 +193,7 @@ def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scena
     >>> [scenario.name for scenario in found]
     ['exclusive', 'magm, ullage', 'magm, none']
     """
-    found: dict[tuple[Any, ...], Scenario] = {}
+    scenarios: dict[tuple[Any, ...], Scenario] = {}
     for values in itertools.product(*choices.values()):
         settings = dict(zip(choices, values, strict=True))
         policy = load_policy(settings.get("policy", base.policy))
@@ -203,8 +203,8 @@ def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scena
         settings |= {name: choices[name][0] for name in choices if name not in given}
         words = [_words(name, settings[name]) for name in given if len(choices[name]) > 1]
         label = ", ".join(words) if words and base.label is None else base.label
-        found.setdefault(tuple(settings.values()), base.but(**settings, label=label))
-    return list(found.values())
+        scenarios.setdefault(tuple(settings.values()), base.but(**settings, label=label))
+    return list(scenarios.values())
 
 
 def _words(name: str, value: Any) -> str:

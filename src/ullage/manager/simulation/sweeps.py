@@ -93,8 +93,8 @@ class CaseOutcome:
 
 def cases(sources: Sequence[TraceSource], scenarios: Sequence[Scenario], seeds: Iterable[int]) -> list[Case]:
     """Return every scenario on every trace with every seed, grouped by trace."""
-    found = [(source, seed) for source in sources for seed in seeds]
-    return [Case(source, replace(scenario, seed=seed)) for source, seed in found for scenario in scenarios]
+    pairs = [(source, seed) for source in sources for seed in seeds]
+    return [Case(source, replace(scenario, seed=seed)) for source, seed in pairs for scenario in scenarios]
 
 
 def run_cases(wanted: Sequence[Case], workers: int = 1, kept: Path | None = None) -> Iterator[CaseOutcome]:
@@ -233,12 +233,12 @@ class SweepRow:
 
 def summarize(wanted: Sequence[Case], outcomes: Iterable[CaseOutcome]) -> list[SweepRow]:
     """Return a row for each scenario on each trace, in the order of the cases."""
-    found = {outcome.case: outcome for outcome in outcomes}
+    by_case = {outcome.case: outcome for outcome in outcomes}
     groups: dict[TraceSource, dict[Scenario, list[CaseOutcome]]] = {}
     for case in wanted:
-        if case in found:
+        if case in by_case:
             same = groups.setdefault(case.source, {}).setdefault(replace(case.scenario, seed=0), [])
-            same.append(found[case])
+            same.append(by_case[case])
     return [_row(group, next(iter(each.values()))) for each in groups.values() for group in each.values()]
 
 
@@ -275,10 +275,10 @@ def answers(rows: Sequence[SweepRow], target: Target) -> list[TargetAnswer]:
     for row in rows:
         alike = replace(row.scenario, gpus="", label=None, seed=0)
         groups.setdefault((row.source, alike), []).append(row)
-    found = []
+    results = []
     for (source, _), group in groups.items():
         met = [not row.mean("unplaced") and target.met(row.mean(target.measure.name)) for row in group]
         place = met.index(True) if True in met else len(group)
         short, enough = group[place - 1] if place else None, group[place] if place < len(group) else None
-        found.append(TargetAnswer(source.name, group[0].name_but_gpus, enough, short))
-    return found
+        results.append(TargetAnswer(source.name, group[0].name_but_gpus, enough, short))
+    return results

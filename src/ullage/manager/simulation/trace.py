@@ -77,8 +77,8 @@ class TraceJob:
 
     def __post_init__(self) -> None:
         if not (0 <= self.arrival < math.inf and 0 <= self.work_s < math.inf and self.gpus >= 1):
-            found = f"arrival {self.arrival}, work_s {self.work_s}, gpus {self.gpus}"
-            raise InvalidValue(f"job {self.id} must have arrival >= 0, work_s >= 0 and gpus >= 1, got {found}")
+            values = f"arrival {self.arrival}, work_s {self.work_s}, gpus {self.gpus}"
+            raise InvalidValue(f"job {self.id} must have arrival >= 0, work_s >= 0 and gpus >= 1, got {values}")
 
 
 @dataclass(frozen=True)

@@ -165,8 +165,8 @@ def table(path: Path, needed: Iterable[str], columns: Sequence[str] | None = Non
         names = [name.strip() for name in next(rows, [])] if columns is None else list(columns)
         missing = [name for name in needed if name not in names]
         if missing:
-            found = ", ".join(names) or "an empty file"
-            raise InvalidValue(f"{path}, line 1: the columns must include {missing[0]}, got {found}")
+            columns_there = ", ".join(names) or "an empty file"
+            raise InvalidValue(f"{path}, line 1: the columns must include {missing[0]}, got {columns_there}")
         places = {name: place for place, name in enumerate(names)}
         for row in rows:
             if row:

@@ -114,8 +114,8 @@ def _job(row: TraceRow, number: int, kind: JobKind) -> TraceJob:
 def _kind(row: TraceRow, estimators: Mapping[str, str], kinds: dict[tuple[object, ...], JobKind]) -> JobKind:
     """Return the kind of a row: a known workload, perhaps with other memory and estimates, or memory only."""
     key = (row.text("kind", ""), row.text("memory", ""), *(row.text(column, "") for column in estimators.values()))
-    found = kinds.get(key)
-    if found is None:
+    kind = kinds.get(key)
+    if kind is None:
         name = row.text("kind", "")
         if not name and not row.has("memory"):
             raise row.wrong("kind or memory must have a value, but both are empty")
@@ -134,8 +134,8 @@ def _kind(row: TraceRow, estimators: Mapping[str, str], kinds: dict[tuple[object
             for name, column in estimators.items()
             if row.has(column)
         }
-        found = kinds[key] = replace(known, estimates={**known.estimates, **given}) if given else known
-    return found
+        kind = kinds[key] = replace(known, estimates={**known.estimates, **given}) if given else known
+    return kind
 
 
 def _csv_lines(trace: JobTrace) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _json_lines(trace: JobTrace) -> Iterator[str]:
     names = _names(trace.kinds)
     kinds = {}
     for kind in trace.kinds:
-        alone = {gpu: found.to_dict() for gpu, found in kind.alone.items()}
+        alone = {gpu: utilization.to_dict() for gpu, utilization in kind.alone.items()}
         kinds[names[id(kind)]] = {
             "name": kind.name,
             "memory": kind.memory,
@@ -190,15 +190,15 @@ def _names(kinds: Sequence[JobKind]) -> dict[int, str]:
 def _read_json(path: Path) -> JobTrace:
     with opened(path) as file:
         try:
-            found = json.load(file)
+            content = json.load(file)
         except json.JSONDecodeError as error:
             raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    found = {"jobs": found} if isinstance(found, list) else found
-    if not isinstance(found.get("jobs"), list) or not isinstance(found.get("kinds", {}), dict):
+    content = {"jobs": content} if isinstance(content, list) else content
+    if not isinstance(content.get("jobs"), list) or not isinstance(content.get("kinds", {}), dict):
         raise InvalidValue(f'{path} must be a list of jobs, or an object with "jobs", a list, and "kinds", an object')
-    kinds = {name: _kind_from(path, name, values) for name, values in found.get("kinds", {}).items()}
-    jobs = _jobs(_row_from(path, number, values, kinds) for number, values in enumerate(found["jobs"], 1))
-    return JobTrace(str(found.get("name", path.name)), jobs, [str(note) for note in found.get("notes", [])])
+    kinds = {name: _kind_from(path, name, values) for name, values in content.get("kinds", {}).items()}
+    jobs = _jobs(_row_from(path, number, values, kinds) for number, values in enumerate(content["jobs"], 1))
+    return JobTrace(str(content.get("name", path.name)), jobs, [str(note) for note in content.get("notes", [])])
 
 
 def _kind_from(path: Path, name: str, values: Any) -> JobKind:

@@ -26,15 +26,15 @@ from ullage.manager.simulation.trace import JobTrace
 def _read_philly(path: Path, assignment: Assignment) -> JobTrace:
     with opened(path) as file:
         try:
-            found = json.load(file)
+            content = json.load(file)
         except json.JSONDecodeError as error:
             raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    if not isinstance(found, list):
-        raise InvalidValue(f"{path} must be a list of jobs, got {type(found).__name__}")
-    jobs = [_philly_job(f"{path}, job {number}", values) for number, values in enumerate(found, 1)]
-    kept = [job for job in jobs if job.gpus > 0 and job.run_s > 0]
+    if not isinstance(content, list):
+        raise InvalidValue(f"{path} must be a list of jobs, got {type(content).__name__}")
+    jobs = [_philly_job(f"{path}, job {number}", values) for number, values in enumerate(content, 1)]
+    trained = [job for job in jobs if job.gpus > 0 and job.run_s > 0]
     note = "a job's work is the sum of its attempts' run times, on the most GPUs that one of them had"
-    return assignment.trace(path.name, kept, [note, *left_out(len(jobs) - len(kept))])
+    return assignment.trace(path.name, trained, [note, *left_out(len(jobs) - len(trained))])
 
 
 def _philly_job(where: str, values: Any) -> PublicJob:
@@ -59,14 +59,14 @@ _HELIOS = ("user", "gpu_num", "submit_time", "duration")
 
 def _read_helios(path: Path, assignment: Assignment) -> JobTrace:
     """Jobs of every state that had GPUs and ran."""
-    kept, others = [], 0
+    jobs, others = [], 0
     for row in table(path, _HELIOS):
         gpus, run_s = row.number("gpu_num", 0), row.number("duration", 0)
         if gpus > 0 and run_s > 0:
-            kept.append(PublicJob(row.moment("submit_time"), run_s, gpus, row.text("user", "user")))
+            jobs.append(PublicJob(row.moment("submit_time"), run_s, gpus, row.text("user", "user")))
         else:
             others += 1
-    return assignment.trace(path.name, kept, left_out(others))
+    return assignment.trace(path.name, jobs, left_out(others))
 
 
 _PODS = ("num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_time")
@@ -75,16 +75,16 @@ _PODS = ("num_gpu", "gpu_milli", "creation_time", "deletion_time", "scheduled_ti
 def _read_pods(path: Path, assignment: Assignment) -> JobTrace:
     """Read pods, which run from scheduling to deletion. A pod with a part of a GPU needs one GPU here, but counts by
     that part when workloads are assigned."""
-    kept, others = [], 0
+    jobs, others = [], 0
     for row in table(path, _PODS):
         gpus = row.number("num_gpu", 0) * row.number("gpu_milli", 0) / 1000
         run_s = row.number("deletion_time", 0) - row.number("scheduled_time", 0) if row.has("scheduled_time") else 0
         if gpus > 0 and run_s > 0:
-            kept.append(PublicJob(row.number("creation_time"), run_s, gpus))
+            jobs.append(PublicJob(row.number("creation_time"), run_s, gpus))
         else:
             others += 1
     note = "a pod that asks for a part of a GPU needs one GPU here; users are not in the trace"
-    return assignment.trace(path.name, kept, [note, *left_out(others)])
+    return assignment.trace(path.name, jobs, [note, *left_out(others)])
 
 
 _TASKS, _JOBS = "pai_task_table", "pai_job_table"
