@@ -73,21 +73,21 @@ def grow_parts(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
     if engine in plans.PERSISTENT[direction]:
         places, given = places[:PERSISTENT_SAMPLE], given[:PERSISTENT_SAMPLE]
         knobs = [labels.plans[number][1] for number in labels.plan[places]]
-        told, parts = _persistent(direction, engine, given, knobs, labels.sizes[places].tolist())
+        inputs, parts = _persistent(direction, engine, given, knobs, labels.sizes[places].tolist())
     else:
         knobs = np.array([plans.part_knobs(plan) for plan in plan_of])[labels.plan[places]]
-        told, parts = np.concatenate([given, knobs], 1), labels.parts[places]
+        inputs, parts = np.concatenate([given, knobs], 1), labels.parts[places]
         if engine in plans.PRODUCT[direction]:
             columns = np.stack(plans.product_inputs(Lengths(given.T), direction), 1)
             parts = product_parts(direction, given, labels.sizes[places])
-            told, parts = np.concatenate([columns, knobs], 1), aimed_at(direction, given, parts)
-    told, tested = np.asarray(told, np.int64), len(places) // 50
+            inputs, parts = np.concatenate([columns, knobs], 1), aimed_at(direction, given, parts)
+    inputs, tested = np.asarray(inputs, np.int64), len(places) // 50
     with TemporaryDirectory() as folder:
         grower = Grower(Path(folder))
         (fine,), (coarse,) = (
-            grower.grow(told[tested:], parts[tested:], 1, LEAVES, least=least) for least in (1, DOUBTFUL)
+            grower.grow(inputs[tested:], parts[tested:], 1, LEAVES, least=least) for least in (1, DOUBTFUL)
         )
-    right = (named(fine, told[:tested]) == parts[:tested]).mean()
+    right = (named(fine, inputs[:tested]) == parts[:tested]).mean()
     leaves = int((fine.tree_.children_left < 0).sum())
     print(f"{direction} {engine}: {leaves} leaves name the parts of {right:.1%} of {tested} held out", flush=True)
     return _arrays({f"{direction}{engine}{PARTS}": ([fine, coarse], [])})
@@ -95,14 +95,14 @@ def grow_parts(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
 
 def _persistent(direction: str, engine: int, rows: Any, knobs: list[Any], sizes: list[int]) -> tuple[Any, Any]:
     """Of problems of a persistent kernel, what its trees are told and the parts they should name."""
-    told, parts = [], []
+    inputs, parts = [], []
     for problem, each, whole in zip(problems_of(rows, direction), knobs, sizes, strict=True):
         plan, size = plans.EnginePlan(direction, engine, dict(each)), lengths(problem)
         cut = plans.grid(plan, size)
         count = parts_taken(problem, plan, cut, whole, 0)
-        told.append(plans.tree_inputs(plan, size, cut, 0))
+        inputs.append(plans.tree_inputs(plan, size, cut, 0))
         parts.append(plans.AS_MANY_AS_FIT if count == cut.most_parts > 1 else count)
-    return np.array(told), np.array(parts)
+    return np.array(inputs), np.array(parts)
 
 
 def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
@@ -113,14 +113,14 @@ def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
     grouped = labels.rows[places, 6] > 1  # copied in more ways than others: as many as there are, up to a half
     some = places[grouped][: SAMPLE // 2]
     places = np.sort(np.concatenate([some, places[~grouped][: SAMPLE - len(some)]]))
-    problems, told, rests = problems_of(labels.rows[places].astype(np.int64), direction), [], []
+    problems, inputs, rests = problems_of(labels.rows[places].astype(np.int64), direction), [], []
     for problem, place in zip(problems, places.tolist(), strict=True):
         plan = plans.EnginePlan(direction, engine, dict(labels.plans[labels.plan[place]][1]))
         size = lengths(problem)
         cut = plans.grid(plan, size, problem.channels_last or size.batch == 1)
         whole = int(labels.sizes[place])
         parts = parts_taken(problem, plan, cut, whole, int(labels.parts[place]))
-        told.append(plans.tree_inputs(plan, size, cut, parts))
+        inputs.append(plans.tree_inputs(plan, size, cut, parts))
         rests.append(whole - plans.partial_bytes(plan, cut, parts))
     sizes = np.array(rests, dtype=np.int64)
     part = table.Measured(problems, np.maximum(sizes, 0), [terms(problem) for problem in problems])
@@ -138,8 +138,8 @@ def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
     chosen = np.where(exact_or_near, chosen, [number_of.get(formula, 0) for formula in rest])
     known = sizes >= 0
     tree = DecisionTreeClassifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
-    found = {f"{direction}{engine}{COPIED}": ([tree.fit(np.array(told)[known], chosen[known])], listed)}
-    right = (exact & known & (tree.predict(np.array(told)) == chosen)).mean()
+    found = {f"{direction}{engine}{COPIED}": ([tree.fit(np.array(inputs)[known], chosen[known])], listed)}
+    right = (exact & known & (tree.predict(np.array(inputs)) == chosen)).mean()
     print(
         f"{direction} {engine}: {len(places)} problems; {len(formulas)} formulas explain {(exact & known).mean():.1%}, "
         f"{right:.1%} found, {(exact_or_near & known).mean():.1%} nearly",

@@ -54,14 +54,14 @@ class EstimateQuestion:
 
 
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
-    found = []
+    questions = []
     if spec.model is not None:
         options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
-        found.append(EstimateQuestion(spec.model, options=options))
+        questions.append(EstimateQuestion(spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:
-        found.append(EstimateQuestion.of_script(script, script.ranks(spec.gpus)))
-    return found
+        questions.append(EstimateQuestion.of_script(script, script.ranks(spec.gpus)))
+    return questions
 
 
 def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
@@ -127,14 +127,14 @@ class EstimateAnswer:
     utilization: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)  # by GPU
     reads: Reads | None = None
     breakdown: dict[str, int] = field(default_factory=dict, repr=False)  # of the estimate for the GPU of the note
-    kept: bool = False  # from an earlier run
+    cached: bool = False  # from an earlier run
     estimates: list[dict[str, Any]] = field(default_factory=list, repr=False)  # in full, where that was asked for
     advice: dict[str, Any] | None = None
     by_rank: tuple[int, ...] = ()  # bounds, where ranks differ; `upper` is the largest
 
     @property
     def text(self) -> str:
-        return f"{self.note} (kept from before)" if self.kept else self.note
+        return f"{self.note} (kept from before)" if self.cached else self.note
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the cache stores, ready for JSON."""
@@ -142,13 +142,13 @@ class EstimateAnswer:
         return {name: getattr(self, name) for name in names} | {"reads": self.reads and self.reads.to_dict()}
 
     @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> "EstimateAnswer":
-        return cls(**{**kept, "reads": Reads.from_dict(kept["reads"]), "by_rank": tuple(kept["by_rank"])})
+    def from_dict(cls, cached: dict[str, Any]) -> "EstimateAnswer":
+        return cls(**{**cached, "reads": Reads.from_dict(cached["reads"]), "by_rank": tuple(cached["by_rank"])})
 
 
 @dataclass(frozen=True)
 class EstimateRequest:
-    """A request for an estimate, with its cache key. `env`, `cwd`, `conda` and `rights` are the job's. `kept` are
+    """A request for an estimate, with its cache key. `env`, `cwd`, `conda` and `rights` are the job's. `cached` are
     cached answers for the same variables: the first whose files are unchanged is the answer."""
 
     key: str
@@ -160,7 +160,7 @@ class EstimateRequest:
     cwd: str
     conda: str | None
     rights: Mapping[str, int | str]
-    kept: Sequence[EstimateAnswer] = ()
+    cached: Sequence[EstimateAnswer] = ()
     whole: Literal["figures", "details"] | None = None  # the answer in full: without or with timeline and layers
     advice: bool = False
 
@@ -352,7 +352,7 @@ class Estimates:
         return sum(work.request.uid == user for work in self._running)
 
     def _admit(self, work: _Work) -> None:
-        if work.request.kept:
+        if work.request.cached:
             self._no_more_join(work)
             self._comparing[work] = asyncio.get_running_loop().create_task(self._compare(work))
         else:
@@ -367,11 +367,11 @@ class Estimates:
 
     async def _compare(self, work: _Work) -> None:
         request, held = work.request, None
-        asked = {"reads": [each.reads.to_dict() for each in request.kept if each.reads is not None]}
+        reads = {"reads": [each.reads.to_dict() for each in request.cached if each.reads is not None]}
         ask = partial(
             run,
             _COMPARE,
-            asked,
+            reads,
             limits=_COMPARE_LIMITS,
             env=environment({"PATH": os.defpath}),
             cwd="/",
@@ -388,12 +388,12 @@ class Estimates:
             self._comparing.pop(work, None)
         if not work.is_wanted:
             self._leave(work)
-        elif type(held) is not int or not 0 <= held < len(request.kept):
-            work.request = replace(request, kept=())
+        elif type(held) is not int or not 0 <= held < len(request.cached):
+            work.request = replace(request, cached=())
             self._admit(work)
             self._wake()
         else:
-            self._answer(work, replace(request.kept[held], kept=True))
+            self._answer(work, replace(request.cached[held], cached=True))
         self._begin()
 
     def proceed(self, first: Collection[int] = (), late: Collection[int] = ()) -> None:
@@ -436,13 +436,13 @@ class Estimates:
         self._leave(work, [answer] if answer.reads is not None else [])
         work.done(jobs, work.request, answer)
 
-    def _leave(self, work: _Work, kept: Sequence[EstimateAnswer] = ()) -> None:
+    def _leave(self, work: _Work, answers: Sequence[EstimateAnswer] = ()) -> None:
         if self._latest.get(work.request.identity) is work:
             del self._latest[work.request.identity]
         for follower in work.followers:
             follower.leader = None
             if follower.jobs:
-                follower.request = replace(follower.request, kept=[*kept, *follower.request.kept])
+                follower.request = replace(follower.request, cached=[*answers, *follower.request.cached])
                 self._admit(follower)
 
     async def _ask(self, work: _Work) -> Outcome:
@@ -534,11 +534,11 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     if "failed" in answer:
         return EstimateAnswer(None, _not_estimated(answer["failed"]), seconds, answer.get("own") is True, reads=reads)
     if wanted.whole:
-        found = answer.get("estimates")
-        sensible = isinstance(found, list) and len(found) == len(set(wanted.gpus)) and all(map(_is_estimate, found))
+        rows = answer.get("estimates")
+        sensible = isinstance(rows, list) and len(rows) == len(set(wanted.gpus)) and all(map(_is_estimate, rows))
         note = f"estimated by {wanted.estimator}" if sensible else _not_estimated(_NONSENSE)
         advice = answer.get("advice") if sensible and _is_advice(answer.get("advice")) else None
-        return EstimateAnswer(None, note, seconds, estimates=found if sensible and found else [], advice=advice)
+        return EstimateAnswer(None, note, seconds, estimates=rows if sensible and rows else [], advice=advice)
     upper, gpu = answer.get("upper"), answer.get("gpu")
     if type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
         return EstimateAnswer(None, _not_estimated(_NONSENSE), seconds)
@@ -555,42 +555,42 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     )
 
 
-def _read_by_rank(found: Any, upper: int, ranks: Any) -> tuple[int, ...]:
+def _read_by_rank(by_rank: Any, upper: int, ranks: Any) -> tuple[int, ...]:
     """The bounds of all ranks, the largest of them `upper`; nothing where they are all the same, or make no sense.
 
     >>> _read_by_rank([5, 9], 9, ranks=2), _read_by_rank([9, 9], 9, ranks=2), _read_by_rank([5, 10], 9, ranks=2)
     ((5, 9), (), ())
     """
-    if not isinstance(found, list) or len(found) != ranks or not all(type(each) is int for each in found):
+    if not isinstance(by_rank, list) or len(by_rank) != ranks or not all(type(each) is int for each in by_rank):
         return ()
-    return tuple(found) if 0 <= min(found) < max(found) == upper else ()
+    return tuple(by_rank) if 0 <= min(by_rank) < max(by_rank) == upper else ()
 
 
-def _read_breakdown(found: Any) -> dict[str, int]:
+def _read_breakdown(breakdown: Any) -> dict[str, int]:
     """The parts that have a name of ours and a size that makes sense.
 
     >>> _read_breakdown({"parameters": 5, "context": -1, "<b>": 3})
     {'parameters': 5}
     """
-    given = found if isinstance(found, dict) else {}
+    given = breakdown if isinstance(breakdown, dict) else {}
     sizes = {name: given.get(name) for name in BREAKDOWN_WORDS}
     return {name: size for name, size in sizes.items() if type(size) is int and 0 <= size <= _LARGEST_BOUND}
 
 
-def _is_estimate(found: Any) -> bool:
-    return isinstance(found, dict) and isinstance(found.get("gpu"), str) and isinstance(found.get("fits"), bool)
+def _is_estimate(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("gpu"), str) and isinstance(value.get("fits"), bool)
 
 
-def _is_advice(found: Any) -> bool:
+def _is_advice(value: Any) -> bool:
     """Whether a value has the form of `estimation.jobs.child.advise`."""
-    if not isinstance(found, dict) or not isinstance(found.get("options"), list):
+    if not isinstance(value, dict) or not isinstance(value.get("options"), list):
         return False
     kinds = {"change": str, "fits": bool, "takes": int | None, "note": str}
     sensible = all(
         isinstance(each, dict) and all(isinstance(each.get(name), kind) for name, kind in kinds.items())
-        for each in found["options"]
+        for each in value["options"]
     )
-    return sensible and isinstance(found.get("largest"), str | None)
+    return sensible and isinstance(value.get("largest"), str | None)
 
 
 def reason_of(answer: EstimateAnswer) -> str | None:

@@ -43,8 +43,8 @@ def estimate_training(
         rights={},
     )
     file = home() / "slurm" / "answers" / f"{request.key}.json"
-    answer = asyncio.run(_answer_to(replace(request, kept=_kept(file, request)), rules))
-    if answer.reads is not None and not answer.kept:
+    answer = asyncio.run(_answer_to(replace(request, cached=_kept(file, request)), rules))
+    if answer.reads is not None and not answer.cached:
         _keep(file, answer)
     return answer
 

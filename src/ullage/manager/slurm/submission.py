@@ -70,11 +70,11 @@ def plan_job(
     arguments: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
     timeout: float = TIMEOUT,
-    **said: Any,
+    **changed_hints: Any,
 ) -> SubmissionPlan:
-    """Plan a batch script with sbatch's other options. `said` overrides the script's hints."""
+    """Plan a batch script with sbatch's other options. `changed_hints` override the script's hints."""
     batch = read_batch(text, os.getcwd(), os.environ, options, arguments)
-    hints = replace(batch.hints, **said)
+    hints = replace(batch.hints, **changed_hints)
     request = gpu_request(batch.options)
     if read_comment(batch.options.get("comment", "")) is not None:
         return SubmissionPlan(left_alone="it was sized before")
@@ -154,8 +154,8 @@ def _plan(
         estimate = {
             "upper": need.upper,
             "gpu": need.kind.gpu.name,
-            "seconds": round(sum(each.seconds for each in answers if not each.kept), 1),
-            "kept": bool(answers) and all(each.kept for each in answers),
+            "seconds": round(sum(each.seconds for each in answers if not each.cached), 1),
+            "kept": bool(answers) and all(each.cached for each in answers),
             "world_size": max((each.ranks.get("world_size", 1) for each in batch.trainings), default=1),
         }
         comment: dict[str, Any] = {"upper": need.upper, "gpu": need.kind.gpu.name, f"{sizing.name}s": sizing.count}

@@ -38,23 +38,23 @@ def network_inputs(
     s, k, o, t, p, d = size.source, size.filter, size.out, size.stride, size.padding, size.dilation
     pixels, out_pixels, taps, wide, tall = size.pixels, size.out_pixels, size.taps, size.wide, size.tall
     each = range(3)
-    found: list[Any] = []
+    inputs: list[Any] = []
 
     def logs(*values: Any) -> None:
-        found.extend(log2(value) for value in values)
+        inputs.extend(log2(value) for value in values)
 
     def equal(value: Any, *numbers: int) -> None:
-        found.extend(value == number for number in numbers)
+        inputs.extend(value == number for number in numbers)
 
     def multiples(value: Any, *units: int) -> None:
-        found.extend(value % unit == 0 for unit in units)
+        inputs.extend(value % unit == 0 for unit in units)
 
     def every(flags: list[Any]) -> Any:
         return flags[0] & flags[1] & flags[2]
 
     logs(batch, inner, outer, groups, *s, *k, *o, *t, *d, *(length + 1 for length in p))
     equal(size.kind, 0, 1, 2)
-    found.append(size.last)
+    inputs.append(size.last)
     equal(size.dims, 1, 2, 3)
     equal(k[1], 1, 2, 3, 4, 5, 7)
     equal(k[2], 1, 2, 3, 4, 5, 7)
@@ -62,8 +62,8 @@ def network_inputs(
     equal(t[2], 1, 2, 3, 4)
     unstrided, undilated = every([t[i] == 1 for i in each]), every([d[i] == 1 for i in each])
     unpadded, same = every([p[i] == 0 for i in each]), every([p[i] == d[i] * (k[i] - 1) // 2 for i in each])
-    found += [unstrided, undilated, same, unpadded, (taps == 1) & unstrided & unpadded]
-    found += [every([t[i] == k[i] for i in each]), s[1] == s[2], k[1] == k[2]]
+    inputs += [unstrided, undilated, same, unpadded, (taps == 1) & unstrided & unpadded]
+    inputs += [every([t[i] == k[i] for i in each]), s[1] == s[2], k[1] == k[2]]
     for channels in (inner, outer, groups):
         multiples(channels, 2, 4, 8, 16, 32, 64, 128)
         equal(channels, 1, 2, 3, 4)
@@ -75,7 +75,7 @@ def network_inputs(
     turned = size.last == 0
     source_copied = (wide > inner) | (turned & (pixels > 1) & (inner * groups > 1))
     out_copied = (tall > outer) | (turned & (out_pixels > 1) & (outer * groups > 1))
-    found += [source_copied, out_copied, (wide > inner) | (tall > outer) | (turned & (taps > 1) & (inner > 1))]
+    inputs += [source_copied, out_copied, (wide > inner) | (tall > outer) | (turned & (taps > 1) & (inner > 1))]
     source, out = batch * groups * inner * pixels, batch * groups * outer * out_pixels
     weight = groups * inner * outer * taps
     logs(source * item, out * item, weight * item, pixels, out_pixels, taps, inner * groups, outer * groups)
@@ -88,15 +88,15 @@ def network_inputs(
     work = 1.0 * high * across * depth * groups
     logs(high, across, depth, work, -(-depth // 32), -(-depth // 64))
     per_byte = work / ((source + out + weight) * item)
-    found.append(log2(per_byte) - log2(1 / per_byte))
+    inputs.append(log2(per_byte) - log2(1 / per_byte))
     multiples(depth, 8, 16, 32, 64)
     multiples(across, 8, 16, 32, 64)
     for unit in (32, 64, 128, 256):
-        found += [high / round_up(high, unit), across / round_up(across, unit)]
+        inputs += [high / round_up(high, unit), across / round_up(across, unit)]
     for rows, columns in _TILE_SHAPES:
         tiles = -(-high // rows) * -(-across // columns) * groups
-        found += [log2(tiles), tiles / round_up(tiles, MULTIPROCESSORS), least(tiles / MULTIPROCESSORS, 6)]
-    return found
+        inputs += [log2(tiles), tiles / round_up(tiles, MULTIPROCESSORS), least(tiles / MULTIPROCESSORS, 6)]
+    return inputs
 
 
 class PlanNetwork:
