@@ -54,7 +54,7 @@ class PrivatePools:
         self._users[pool] -= 1
 
     def lane(self, stream: int) -> int:
-        """Where a request on a stream is served; a lane stays as it is."""
+        """Return the lane that serves requests on a stream; a lane is returned unchanged."""
         if stream >> STREAM_BITS:
             return stream
         for pool, wants in self.underway:

@@ -52,7 +52,7 @@ class Difference:
 
 
 def recorded_requests(file: Path) -> list[Request]:
-    """The requests and frees of a recorded history, in order."""
+    """Return the requests and frees of a recorded history, in order."""
     history = History.load(file)
     sizes: dict[int, int] = {}
     requests = []

@@ -99,7 +99,7 @@ class VirtualGPU(GPUState):
 
     @property
     def timeline(self) -> list[tuple[int, int, int]]:
-        """The bytes allocated and reserved after each allocator call."""
+        """Return the bytes allocated and reserved after each allocator call."""
         return timeline(self.memory.spans, self.memory.reserved_at, self.memory.clock)
 
     @property

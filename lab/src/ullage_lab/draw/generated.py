@@ -173,7 +173,7 @@ def mlp_cost(widths: list[int], classes: int, act: str, batch_norm: bool, dropou
 
 
 def cnn_cost(settings: dict[str, Any], side: int, classes: int) -> Cost:
-    """Of the factory `cnn` with these settings, for images of this side."""
+    """Return the cost of a model of the factory `cnn`; `side` is the width of its square images."""
     cost = Cost()
     filters, kernels, arch = settings["filters"], settings["kernels"], settings["arch"]
     act, norm, dropout = settings["act"], settings["batch_norm"], settings["dropout"]

@@ -149,7 +149,7 @@ class Reading:
             self._waited += time.perf_counter() - begin
 
     def _warm(self, now: float) -> None:
-        """Steps wait for each other by themselves: each begins with a copy to the GPU, which ends after all before."""
+        """Count a warm-up step, and begin to measure when steps are steady; each waits for the step before."""
         self.warm_steps += 1
         if self.warm_steps == 1:  # the first one loads kernels and chooses algorithms
             torch.cuda.synchronize()

@@ -69,7 +69,7 @@ class _Source:
 
     @property
     def longest_at(self) -> int:
-        """The place of the first largest batch: after those that a long run meets before it."""
+        """Return the place of the first largest batch: a long run meets the batches before it earlier."""
         return FIRST_RECORD + (0 if self.longest is None else len(self.longest.records))
 
     @property

@@ -48,7 +48,7 @@ class Trace:
 
     def __getattr__(self, name: str) -> Array:
         if name in _ARRAYS:
-            raise InvalidValue("this trace is empty; hand it to ullage.estimate(..., trace=trace) first")
+            raise InvalidValue("this trace is empty; pass it to ullage.estimate(..., trace=trace) first")
         raise AttributeError(name)
 
     def __len__(self) -> int:

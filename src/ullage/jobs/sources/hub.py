@@ -78,8 +78,8 @@ def quantization_of(values: dict[str, Any], model: str) -> str | None:
         return "int8"
     method = saved.get("quant_method", "a method that it does not name")
     raise InvalidValue(
-        f"the weights of {model} are quantized by {method}; by name only those of bitsandbytes are followed. Estimate "
-        "a script that loads it, or the model that it was made from, with --quantize nf4"
+        f"the weights of a model by name must be quantized by bitsandbytes or not at all, but those of {model} are "
+        f"quantized by {method}. Estimate a script that loads it, or its base model with --quantize nf4"
     )
 
 

@@ -44,7 +44,7 @@ class EarlierRuns(NamedTuple):
 
     @property
     def note(self) -> str:
-        """Return where that promise comes from."""
+        """Return the source of the promise in words."""
         where = "an earlier run" if self.runs == 1 else f"the largest of {self.runs} earlier runs"
         return f"measured: {format_bytes(self.used)} in {where}, plus {format_bytes(self.promise - self.used)}"
 

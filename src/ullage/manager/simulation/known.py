@@ -51,7 +51,7 @@ class KnownWorkload:
 
 @functools.cache
 def known_workloads() -> Mapping[str, KnownWorkload]:
-    """The known workloads by their names.
+    """Return the known workloads by name.
 
     >>> resnet = known_workloads()["resnet50 b128"]
     >>> resnet.size, resnet.gpus, round(resnet.epoch_s / 60)

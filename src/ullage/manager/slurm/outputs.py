@@ -59,7 +59,7 @@ def forget_kept(spool: Path, jobs: Collection[int]) -> None:
 
 
 def text_of(streams: Sequence[Stream], before: str | None = None, started: int = 0) -> str:
-    """What a run that began then has printed, given where the outputs of the run before ended (`marks_of`)."""
+    """Return the text that a run has printed, given its start and the marks of the run before it (`marks_of`)."""
     marks = [(size, bytes.fromhex(mark)) for size, mark in json.loads(before or "[]")]
     parts = []
     for place, stream in enumerate(streams):

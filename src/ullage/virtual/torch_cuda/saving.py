@@ -1,6 +1,6 @@
 """torch.save and torch.load.
 
-Of tensors of the virtual GPU one element is saved, expanded to the right shape; the file can be loaded anywhere.
+A tensor of the virtual GPU is saved as one element, expanded to its shape; the file can be loaded anywhere.
 Loading reads storages to the CPU; those whose location maps to "cuda" become storages of the virtual GPU, with the same
 sharing.
 """
