@@ -141,7 +141,7 @@ def _figures(rows: Rows) -> Iterator[str]:
                     width = 100 * (interval.high - low) / most
                     drawn += f'<u style="left:{100 * low / most:.2f}%;width:{width:.2f}%"></u>'
             track = f'<span class="track">{drawn}</span><b>{_words(text)}</b>'
-            yield f'<div class="interval"><span>{_words(name)}</span>{track}</div>'
+            yield f'<div class="row"><span>{_words(name)}</span>{track}</div>'
 
 
 def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
