@@ -138,8 +138,8 @@ class Intake:
             raise InvalidValue(f"the job asks for {share.text}; jobs have {host.text or 'none of either'} here")
         largest = max((device.total or 0 for device in devices), default=0)
         if spec.memory is not None and largest and spec.memory > largest:
-            asked = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
-            raise InvalidValue(f"{asked}; the largest GPU has {format_bytes(largest)}")
+            request = f"the job asks for {format_bytes(spec.memory)} of GPU memory"
+            raise InvalidValue(f"{request}; the largest GPU has {format_bytes(largest)}")
         self.limits.check(caller, spec, new)
 
     def check_room(self, caller: Caller, new: int) -> None:
@@ -156,12 +156,12 @@ class Intake:
             "submitted": self._context.clock(),
             "priority": spec.priority,
             "exclusive": spec.exclusive,
-            "spec": self.kept(spec, caller.limits),
+            "spec": self.stored_spec(spec, caller.limits),
         }
 
-    def kept(self, spec: JobSpec, limits: Any) -> dict[str, Any]:
-        asked = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
-        return {"asked": asked, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": limits}
+    def stored_spec(self, spec: JobSpec, limits: Any) -> dict[str, Any]:
+        request = spec.model_dump(exclude={"array", "throttle", "after", "hold"})
+        return {"asked": request, "gpus": spec.gpus, "time_limit": spec.time_limit, "limits": limits}
 
     def promised(self, job: JobRecord, spec: JobSpec) -> dict[str, Any]:
         return _promised(self._initial_promise(job.uid, _of_index(spec, job.array_index)))
@@ -246,25 +246,25 @@ class Intake:
                 conda=spec.conda,
                 rights=rights(job.uid, job.gid),
             )
-            self.estimates.want(job.id, dataclasses.replace(request, kept=self._kept(request)))
+            self.estimates.want(job.id, dataclasses.replace(request, cached=self._cached_answers(request)))
 
-    def _kept(self, request: EstimateRequest) -> list[EstimateAnswer]:
+    def _cached_answers(self, request: EstimateRequest) -> list[EstimateAnswer]:
         """Return cached answers for the same key and variables; a process of the user checks their files."""
-        found = []
+        answers = []
         patience = self._context.clock() - self._context.settings.estimating.retry_failed_after
-        for made, kept in self._store.kept_estimates(request.key):
-            answer = EstimateAnswer.from_dict(kept)
+        for made, stored in self._store.kept_estimates(request.key):
+            answer = EstimateAnswer.from_dict(stored)
             same = answer.reads is not None and answer.reads.same_variables(request.variables)
             if same and (answer.upper is not None or made > patience):
-                found.append(answer)
-        return found
+                answers.append(answer)
+        return answers
 
     def standing(self, job: JobRecord) -> str | None:
         """Return the progress of a job's estimate in words after "its memory", if there is one."""
-        found = self.estimates.standing(job.id)
-        if found is None and job.id in self._samples:
-            found = self._samples[job.id].standing()
-        return found
+        progress = self.estimates.standing(job.id)
+        if progress is None and job.id in self._samples:
+            progress = self._samples[job.id].standing()
+        return progress
 
     def awaits_estimate(self, job: JobRecord) -> str | None:
         """Return why a job must not start yet if its estimate comes first."""
@@ -286,7 +286,7 @@ class Intake:
             if self._expected_end(job, attempt) < soon:
                 late.add(job.id)
             elif job.promise is None and attempt.exclusive and not self._stays_alone(job):
-                first |= self._samples[job.id].asked if job.id in self._samples else {job.id}
+                first |= self._samples[job.id].pending if job.id in self._samples else {job.id}
         self.estimates.proceed(first, late)
 
     def _stays_alone(self, job: JobRecord) -> bool:
@@ -304,9 +304,9 @@ class Intake:
     def _estimator(self, spec: JobSpec) -> str:
         return spec.estimator or self._context.settings.estimating.estimator
 
-    def answered(self, asked: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
+    def answered(self, ids: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
         """Take a finished estimate; the next step stores it."""
-        jobs = [job for job in asked if isinstance(job, int)]
+        jobs = [job for job in ids if isinstance(job, int)]
         self.write_later(partial(self._write, jobs, answer, request.key))
         for job in jobs:
             self._tell_array(job, answer)
@@ -342,7 +342,7 @@ class Intake:
 
     def _conclude(self, samples: "ArraySamples") -> None:
         """Decide about the other jobs of an array once all answers are there."""
-        if samples.asked:
+        if samples.pending:
             return
         for number in samples.rest:
             self._samples.pop(number, None)
@@ -358,7 +358,7 @@ class Intake:
             self._backlog.setdefault(rest[0].uid, deque()).extend(one.id for one in rest)
 
     def _write(self, jobs: Sequence[int], answer: EstimateAnswer, key: str | None) -> Generator[None, None, None]:
-        if key is not None and answer.reads is not None and not answer.kept:
+        if key is not None and answer.reads is not None and not answer.cached:
             self._store.keep_estimate(key, answer.upper, answer.seconds, answer.to_dict())
         for number in jobs:
             job = self._store.job(number)
@@ -368,27 +368,27 @@ class Intake:
         crash_point("estimated-before-commit")
 
     def _write_one(self, job: JobRecord, answer: EstimateAnswer) -> None:
-        found: dict[str, Any] = {"estimate_key": None, "estimate_note": answer.text}
+        values: dict[str, Any] = {"estimate_key": None, "estimate_note": answer.text}
         if answer.upper is None:
             if job.estimate_note is not None:
-                found["estimate_note"] = f"{job.estimate_note}; {answer.text}"
+                values["estimate_note"] = f"{job.estimate_note}; {answer.text}"
         elif job.memory_failures:
-            found["promise"] = max(answer.upper, job.promise or 0)  # with less it ran out of memory
+            values["promise"] = max(answer.upper, job.promise or 0)  # with less it ran out of memory
         else:
-            found["promise"] = answer.upper
+            values["promise"] = answer.upper
             if len(answer.by_rank) == job.spec["gpus"]:  # else it is not known which rank runs on which GPU
-                found["promises"] = answer.by_rank
+                values["promises"] = answer.by_rank
         if answer.breakdown:
-            found["breakdown"] = json.dumps(answer.breakdown)
+            values["breakdown"] = json.dumps(answer.breakdown)
         if answer.utilization:
-            found["work"] = self._context.works.keep(job.uid, what_runs(job), answer.utilization)
+            values["work"] = self._context.works.keep(job.uid, what_runs(job), answer.utilization)
         holds = answer.own_failure and self._holds(job)
         if holds:
-            found["detail"] = reason_of(answer)
+            values["detail"] = reason_of(answer)
         if holds and job.state is State.QUEUED:
-            self._store.move(job, "hold", State.HELD, answer.text, **found)
+            self._store.move(job, "hold", State.HELD, answer.text, **values)
             return
-        job = self._store.update(job, **found)
+        job = self._store.update(job, **values)
         self._store.event("estimated", job, answer.text)
         if answer.upper is not None and job.state.is_live:
             self._revise(job, self._store.live_attempt(job.id))
@@ -450,9 +450,9 @@ def _of_index(spec: JobSpec, index: int | None) -> JobSpec:
 
 
 def what_runs(job: JobRecord) -> list[str | None]:
-    asked = job.request
-    script = script_of(asked["command"])
-    return [asked["cwd"], asked["model"], None if script is None else script.source]
+    request = job.request
+    script = script_of(request["command"])
+    return [request["cwd"], request["model"], None if script is None else script.source]
 
 
 _NEARLY = 0.02  # of the largest answer: answers that differ by no more agree
@@ -521,15 +521,15 @@ class ArraySamples:
         self._index_of = dict(sorted(index_of.items(), key=lambda item: item[1]))
         self._count = count
         self._answers: dict[int, EstimateAnswer] = {}
-        self.asked: set[int] = set()
+        self.pending: set[int] = set()
 
     def ask(self) -> list[int]:
         chosen = choose(self._index_of, self._count)
-        self.asked = set(chosen)
+        self.pending = set(chosen)
         return chosen
 
     def take(self, job: int, answer: EstimateAnswer | None) -> None:
-        self.asked.discard(job)
+        self.pending.discard(job)
         index = self._index_of.pop(job)
         if answer is not None:
             self._answers[index] = answer
@@ -549,5 +549,5 @@ class ArraySamples:
 
     def standing(self) -> str:
         """Return what the other jobs wait for, in words after "the job"."""
-        waits = sorted(self._index_of[job] for job in self.asked)
+        waits = sorted(self._index_of[job] for job in self.pending)
         return f"waits for the estimate of {_listed(waits)} of its array"
