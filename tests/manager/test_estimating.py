@@ -575,11 +575,11 @@ def test_a_script_failing_by_itself_is_held_until_released(make_here, monkeypatc
         "'ullage edit --release' starts it all the same"
     )
     assert found["attempts"] == []
-    here.call("release", jobs=[number])
-    here.until(lambda: here.job(number)["attempts"], "an attempt")
     later = here.call("submit", job=job | {"after": [f"any:{number}"]}, key="one that waits for it")["jobs"][0]
     here.until(lambda: here.job(later)["estimate"], "its estimate")
     assert here.job(later)["state"] != "held", "it may need what the other makes"
+    here.call("release", jobs=[number])
+    here.until(lambda: here.job(number)["attempts"], "an attempt")
 
 
 def test_a_site_may_start_what_fails_when_it_is_estimated(make_here, monkeypatch):

@@ -1,10 +1,13 @@
 """The example scripts run on the virtual GPU as they stand."""
 
 import importlib.util
+import re
 
 import pytest
 from tests.paths import ROOT
 from tests.scripts import estimate_script
+
+from ullage.jobs.ranks import Rank
 
 FOLDER = ROOT / "examples" / "scripts"
 NEEDS = {
@@ -34,7 +37,9 @@ def test_an_example_takes_between_a_third_of_a_gibibyte_and_ten(path, tmp_path, 
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     monkeypatch.chdir(tmp_path)
-    estimate = estimate_script(path, gpu="H200")
+    launched = re.search(r"--nproc-per-node (\d+)", path.read_text())  # by torchrun, as its first line says
+    rank = Rank(int(launched[1])) if launched else None
+    estimate = estimate_script(path, gpu="H200", rank=rank)
     assert 0.3 < estimate.peak_reserved / 2**30 < 10
     assert estimate.steps >= 3 and estimate.phases["training"]
     assert not any(tmp_path.iterdir())

@@ -63,6 +63,14 @@ def short_look(monkeypatch):
     monkeypatch.setattr("ullage.estimation.scripts.when_to_stop.SHORTEST_LOOK", 0.1)
 
 
+def test_a_cut_epoch_has_a_second_batch_for_its_mean(follow):
+    """Scripts divide an epoch's loss by the index of its last batch."""
+    epoch = "for epoch in range(4):\n    total = 0.0\n    for n, (x,) in enumerate(rows()):\n        step(x.cuda())\n"
+    answer = follow(HEAD + epoch + "    total /= n\nfinal = large(1000)")
+    assert answer["estimate"]["peak_allocated"] > 1000 << 20
+    assert not any("failed" in note for note in answer["estimate"]["notes"])
+
+
 @pytest.mark.parametrize("loop", ENDLESS)
 def test_what_comes_after_training_is_seen(estimated, loop):
     values = estimated(HEAD + ENDLESS[loop] + "\nmerged = large()\nprint('the end')")

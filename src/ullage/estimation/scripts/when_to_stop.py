@@ -26,7 +26,7 @@ from torch.utils.data import BatchSampler, dataloader
 from torch.utils.data._utils import fetch
 
 from ullage.estimation.scripts.longest_batch import LongestBatch, longest_batch, size_of
-from ullage.estimation.scripts.loops import LoopWatcher, takes_single_items
+from ullage.estimation.scripts.loops import LEAST_ROUNDS, LoopWatcher, takes_single_items
 from ullage.units import format_bytes
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.watching.convergence import ConvergenceWatch
@@ -201,8 +201,8 @@ class LoaderWatcher:
         if epoch.is_over:
             return True
         if id(iterator._index_sampler) in self._training:
-            if not self.end_training_epochs:
-                return False
+            if not self.end_training_epochs or len(epoch.marks) < LEAST_ROUNDS:
+                return False  # a script may divide by the index of the last batch
             if self.hurry:
                 self._note("epochs", "after training had settled, epochs over training data were cut short")
             return self.hurry
