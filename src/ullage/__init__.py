@@ -25,8 +25,6 @@ The names in `__all__` are public, and so are those of `ullage.manager` (`Client
 second.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -25,8 +25,6 @@
 Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

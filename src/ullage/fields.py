@@ -3,8 +3,6 @@
 It imports nothing else of Ullage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any

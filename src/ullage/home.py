@@ -1,7 +1,5 @@
 """The folders where Ullage keeps its files: `$ULLAGE_HOME`, or the user's state and cache folders."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

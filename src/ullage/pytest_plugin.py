@@ -11,8 +11,6 @@ test that failed shows how much memory each of its virtual GPUs took. What a vir
 the user's code that asked for it, not where it was raised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ class GPUMaker:
     def __init__(self, default: str, used: list[Any]) -> None:
         self._default, self._used = default, used
 
-    def __call__(self, name: str | GPU | None = None, config: AllocatorConfig | None = None) -> VirtualGPU:
+    def __call__(self, name: "str | GPU | None" = None, config: "AllocatorConfig | None" = None) -> "VirtualGPU":
         from ullage.virtual import virtual_gpu
 
         made = virtual_gpu(name or self._default, config)
@@ -67,7 +65,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
         report.sections.append(("Virtual GPUs", "\n".join(_line(gpu) for gpu in used)))
 
 
-def _line(gpu: VirtualGPU) -> str:
+def _line(gpu: "VirtualGPU") -> str:
     from ullage.units import format_bytes
 
     place = gpu.peak_place

@@ -1,7 +1,5 @@
 """Text from others as it may be shown: on one line, without characters that move the cursor or turn the writing."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

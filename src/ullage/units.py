@@ -1,7 +1,5 @@
 """Sizes and durations: parse what people write and format what they read."""
 
-from __future__ import annotations
-
 import datetime
 import math
 import re

@@ -4,8 +4,6 @@ Unlike in PyTorch, a split returns the object at the front, and a merge keeps th
 first block of a segment stays the same object, and a snapshot needs no set of blocks in use.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -72,7 +70,7 @@ class Block:
     )
 
     def __init__(
-        self, address: int, size: int, stream: int, segment_id: int, pool: Pool | None = None, state: int = FREE
+        self, address: int, size: int, stream: int, segment_id: int, pool: "Pool | None" = None, state: int = FREE
     ) -> None:
         self.address, self.size, self.stream, self.segment_id = address, size, stream, segment_id
         self.pool, self.state = pool, state

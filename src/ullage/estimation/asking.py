@@ -1,7 +1,5 @@
 """`ullage.estimate`, and the functions that answer a `JobRequest`."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -74,10 +72,10 @@ def estimate(
     steps: int | None = 3,
     estimator: str = "ullage",
     pytorch: str | None = None,
-    allocator: AllocatorConfig | None = None,
-    trace: Trace | None = None,
+    allocator: "AllocatorConfig | None" = None,
+    trace: "Trace | None" = None,
     progress: Callable[[str], None] | None = None,
-) -> Estimate:
+) -> "Estimate":
     """Estimate how much memory a training job needs on `gpu`, and how long a step takes. No GPU is needed.
 
     Args:
@@ -174,13 +172,13 @@ def check_plan(plan: Training, request: JobRequest) -> None:
     plan.check(tells_epoch=request.kind == SCRIPT, tells_step=request.kind in (SCRIPT, MODEL))
 
 
-def answer_request(request: JobRequest, gpu: str | GPU | None = None) -> Estimate:
+def answer_request(request: JobRequest, gpu: str | GPU | None = None) -> "Estimate":
     """Return the estimate for a request on one GPU, by default this machine's own, else an H200."""
     answer = find(request.estimator).estimate(request, find_gpu(gpu or default_gpu()))
     return answer if gpu is not None else answer.on_assumed_gpu()
 
 
-def ask(name: str, row: dict[str, Any], gpu: str) -> Estimate | str:
+def ask(name: str, row: dict[str, Any], gpu: str) -> "Estimate | str":
     """Return an estimator's estimate for a line of measurements, or the reason why it does not support it.
 
     Arguments are plain values, for other processes. `JobRequest.from_row` reads the line.

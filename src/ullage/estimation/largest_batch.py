@@ -4,8 +4,6 @@ Memory grows nearly linearly with the batch size, so the search follows the line
 from the limit, and halves the interval when it is near.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -131,7 +129,7 @@ class MaxBatch(int):
     trials: int
     seconds: float
 
-    def __new__(cls, value: int, **facts: Any) -> MaxBatch:
+    def __new__(cls, value: int, **facts: Any) -> "MaxBatch":
         made = super().__new__(cls, value)
         vars(made).update(facts)
         return made

@@ -1,7 +1,5 @@
 """Tables of estimates: changes that would make a job fit, one job on many GPUs, and the layers of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ _GAUGE = 6  # characters that show how full a GPU is
 DEPTH = 3  # levels of modules that a summary shows
 
 
-def print_report(estimate: Estimate, console: Console | None = None, options: Sequence[Suggestion] = ()) -> None:
+def print_report(estimate: Estimate, console: Console | None = None, options: "Sequence[Suggestion]" = ()) -> None:
     """Print the report, and the changes that would make the job fit (`advice.options`)."""
     console = console or Console()
     console.print(estimate)
@@ -31,7 +29,7 @@ def print_report(estimate: Estimate, console: Console | None = None, options: Se
         print_options(options, console)
 
 
-def print_options(options: Sequence[Suggestion], console: Console | None = None) -> None:
+def print_options(options: "Sequence[Suggestion]", console: Console | None = None) -> None:
     console = console or Console()
     table = Table(Column("", no_wrap=True), Column("change", overflow="fold"), Column("needs", justify="right"), "")
     for option in options:

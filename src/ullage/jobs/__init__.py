@@ -3,8 +3,6 @@
 The names below are loaded on first use, because the command line needs the words of its options without PyTorch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """A question about a job that nobody submits (`EstimateSpec`): what `POST /v1/estimates` and `Client.estimate` ask."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from ullage.errors import MissingPackage
@@ -53,7 +51,7 @@ class EstimateSpec(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _one_thing(self) -> EstimateSpec:
+    def _one_thing(self) -> "EstimateSpec":
         given = [name for name in ("model", "script", "command") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"needs one of model, script and command, got {' and '.join(given) or 'none'}")

@@ -3,8 +3,6 @@
 `Model` (in `model.py`), `Script` and `Ranks` say what runs; `JobRequest` adds how it is followed.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
@@ -123,7 +121,7 @@ class Summary:
     batch_size: int | None = None
 
     @classmethod
-    def read(cls, file: str | Path, batch_size: int | None = None) -> Summary:
+    def read(cls, file: str | Path, batch_size: int | None = None) -> "Summary":
         try:
             return cls(str(file), Path(file).read_text(), batch_size)
         except (OSError, UnicodeDecodeError) as error:
@@ -202,11 +200,11 @@ class JobRequest:
     def is_ullage(self) -> bool:
         return self.estimator == "ullage"
 
-    def as_rank(self, number: int) -> JobRequest:
+    def as_rank(self, number: int) -> "JobRequest":
         return replace(self, ranks=replace(self.ranks, follow=(number,)))
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> JobRequest:
+    def from_row(cls, row: Mapping[str, Any]) -> "JobRequest":
         """The job in a line of measurements: a model, or `{"script": "train.py", "args": [...], "run": {...}}`.
 
         `run` has further values by the names of `request_of`.

@@ -1,7 +1,5 @@
 """Jobs for the manager (`JobSpec`), and job files: TOML, and `.rad` files of RAD-RM."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -235,7 +233,7 @@ class JobSpec(BaseModel):
         return value if isinstance(value, list) else [value]
 
     @model_validator(mode="after")
-    def _consistent(self) -> JobSpec:
+    def _consistent(self) -> "JobSpec":
         others = ("array", "output", "error", "retries", "resumable") if self.interactive else ()
         if conflicts := [name for name in others if getattr(self, name)]:
             raise ValueError(f"interactive: a job at a terminal cannot have {conflicts[0]} too")
@@ -273,7 +271,7 @@ class JobSpec(BaseModel):
             values["after"] = [each.model_dump() for each in self.after]
         return values
 
-    def with_changes(self, **changes: Any) -> JobSpec:
+    def with_changes(self, **changes: Any) -> "JobSpec":
         """The same job with other values for some fields, checked as the first ones were."""
         return make_job({**self.to_dict(), **changes}, "the job")
 

@@ -4,8 +4,6 @@ It is also what one line of a file of measurements describes. The same model can
 virtual one. Nothing here imports PyTorch, because shell completion needs these names at once.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -294,7 +292,7 @@ class Model:
         return PRECISIONS[self.precision or DEFAULT_PRECISION]
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Model:
+    def from_row(cls, row: Mapping[str, Any]) -> "Model":
         """The model in a line of measurements; other keys of the line are left out."""
         named = {name: row.get(key) if row.get(key) is not None else row.get(name) for name, key in ROW_KEYS.items()}
         values = {name: value for name, value in named.items() if value is not None}
@@ -318,7 +316,7 @@ class Model:
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return {key: plain[name] for name, key in ROW_KEYS.items()}
 
-    def as_saved(self) -> Model:
+    def as_saved(self) -> "Model":
         """Saved weights in the type and the quantization in which they were saved, as `from_pretrained` loads them.
 
         Other models, and what was given, stay as they are.

@@ -3,8 +3,6 @@
 PyTorch is imported only where a class is needed: shell completion wants the short names at once.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from ullage.errors import InvalidValue, UnknownName
@@ -41,7 +39,7 @@ def check_optimizer(name: str) -> None:
         optimizer_class(name)
 
 
-def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+def optimizer_class(name: str) -> "tuple[type[torch.optim.Optimizer], dict[str, Any]]":
     """The class and its arguments. `_fused`, `_foreach` and `_single` after a name choose PyTorch's implementation."""
     import torch
 
@@ -66,7 +64,7 @@ def optimizer_class(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, A
     return optimizer, {}
 
 
-def make_optimizer(name: str, parameters: Any) -> torch.optim.Optimizer:
+def make_optimizer(name: str, parameters: Any) -> "torch.optim.Optimizer":
     made, options = optimizer_class(name)
     try:
         return made(parameters, **options)

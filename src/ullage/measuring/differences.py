@@ -1,7 +1,5 @@
 """The first request in which a virtual run differs from a recorded one, with its operator and module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ class Request:
     operator: str = ""
     where: str = ""
 
-    def same_as(self, other: Request) -> bool:
+    def same_as(self, other: "Request") -> bool:
         return (self.action, self.size) == (other.action, other.size)
 
     def __str__(self) -> str:

@@ -1,7 +1,5 @@
 """Cost of a whole training: hours, energy and money, from the time of one step. Nothing here imports PyTorch."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Mapping
@@ -37,7 +35,7 @@ class Prices:
     source: str = "the prices"
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], source: str = "the prices") -> Prices:
+    def from_dict(cls, values: Mapping[str, Any], source: str = "the prices") -> "Prices":
         """Prices from `currency`, `kwh`, and the table `hour` by the names of GPUs."""
         for name in values:
             if name not in ("currency", "kwh", "hour"):
@@ -52,7 +50,7 @@ class Prices:
         return cls(hour=hour, kwh=kwh, currency=str(values.get("currency", "")), source=source)
 
     @classmethod
-    def read(cls, file: str | Path) -> Prices:
+    def read(cls, file: str | Path) -> "Prices":
         try:
             with Path(file).open("rb") as opened:
                 text = opened.read(_LARGEST_FILE).decode()
@@ -139,7 +137,7 @@ class Training:
     def has_length(self) -> bool:
         return any(value is not None for value in (self.epochs, self.samples, self.total_steps))
 
-    def cost(self, step: Utilization, epoch_samples: int | None = None) -> TrainingCost | None:
+    def cost(self, step: Utilization, epoch_samples: int | None = None) -> "TrainingCost | None":
         """Return the cost of the training; `None` without a length. `epoch_samples` are those that the run itself
         showed."""
         if not self.has_length:
@@ -209,6 +207,6 @@ class TrainingCost:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> TrainingCost:
+    def from_dict(cls, values: dict[str, Any]) -> "TrainingCost":
         """Read what `to_dict` gave; keys of later versions are ignored."""
         return cls(**known_fields(cls, values, "cost of a training"))

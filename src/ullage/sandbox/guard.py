@@ -8,8 +8,6 @@ as a Python of the user. The guard ends the child when the asker is gone, and by
 imports little, since every child waits for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -70,7 +68,7 @@ class Order(NamedTuple):
         return json.dumps({**self._asdict(), "private": self.private and self.private._asdict()})
 
     @classmethod
-    def from_text(cls, text: str) -> Order:
+    def from_text(cls, text: str) -> "Order":
         values = json.loads(text)
         private = values["private"] and Sandbox(**values["private"])
         return cls(**{**values, "parent": Process(*values["parent"]), "private": private})
@@ -183,7 +181,7 @@ class NamespacesUnavailable(Exception):
     """The system refuses namespaces."""
 
 
-def _worlds(order: Order) -> Iterator[_Namespaces]:
+def _worlds(order: Order) -> "Iterator[_Namespaces]":
     """Yield the sandboxes to try: one whose child is forked by a worker, and one whose child is started."""
     if order.pool is not None:
         pool = FdChannel(order.pool)

@@ -8,8 +8,6 @@ apart: the last part of it is in the outcome. When the wait is over, for whateve
 whole process group with it.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import json
@@ -116,7 +114,7 @@ def start(
     record: bool = False,
     python: str | None = None,
     warm: WorkerPool | None = None,
-) -> Child:
+) -> "Child":
     """Start a new process for a function. `env` defaults to `environment()`.
 
     `rights` (`uid`, `gid` and `user`) makes it another user's process, which requires root; it has these rights before

@@ -6,8 +6,6 @@ still holds. Files that the run wrote before reading them do not count. Compiled
 and other programs that the run started (`Reads.programs`), are not seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -61,7 +59,7 @@ class Reads:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Reads:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Reads":
         return cls(**values)
 
     def same_variables(self, env: Mapping[str, str]) -> bool:
@@ -215,7 +213,7 @@ def _with_parents(path: str) -> Iterator[str]:
         path = parent
 
 
-_recorder: Recorder | None = None
+_recorder: "Recorder | None" = None
 
 
 def descriptor() -> int | None:

@@ -8,8 +8,6 @@ Other ways to write are refused: by Landlock if the kernel has it (`kernel.confi
 compiled code), and by Python's audit events. The network is refused the same way.
 """
 
-from __future__ import annotations
-
 import builtins
 import errno
 import hashlib
@@ -30,10 +28,10 @@ _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0", "::")
 _MOST_LINKS = 40
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
-_here: Redirection | None = None
+_here: "Redirection | None" = None
 
 
-def current() -> Redirection | None:
+def current() -> "Redirection | None":
     return _here
 
 
@@ -248,7 +246,7 @@ class Redirection:
     def _scandir(self, path: Any = ".") -> Any:
         return self._real["scandir"](path) if isinstance(path, int) else _Entries(self._entries(path))
 
-    def _entries(self, folder: Any) -> Iterator[_Entry]:
+    def _entries(self, folder: Any) -> "Iterator[_Entry]":
         folder = "." if folder is None else folder if isinstance(folder, int) else os.fsdecode(folder)
         for name in self._names(folder):
             yield _Entry(name if isinstance(folder, int) else os.path.join(folder, name), name)
@@ -422,7 +420,7 @@ class _Entries:
     def __next__(self) -> _Entry:
         return next(self._entries)
 
-    def __enter__(self) -> _Entries:
+    def __enter__(self) -> "_Entries":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -3,8 +3,6 @@
 `estimators()` lists their names. A new one is a module here and a line in `registry.py`.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -6,8 +6,6 @@ names as an entry point of the group `ullage.estimators`: ullage-lab has those o
 means.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib
@@ -51,7 +49,7 @@ class Estimator:
     supports: Supports
     run: Run
 
-    def estimate(self, request: JobRequest, gpu: GPU) -> Estimate:
+    def estimate(self, request: JobRequest, gpu: "GPU") -> "Estimate":
         """Return the estimate, or refuse a request that is not supported with the reason."""
         reason = self.supports(request)
         if reason is not None:

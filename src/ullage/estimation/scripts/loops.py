@@ -16,8 +16,6 @@ Periodic work (`if step % 500 == 0:`) would come long after that. So when traini
 once, if it was evaluated in several steps and held in one of them at most.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import dis
@@ -145,10 +143,10 @@ class _Each:
 
     __slots__ = ("_items", "_loop")
 
-    def __init__(self, items: Iterator[Any], loop: Loop) -> None:
+    def __init__(self, items: Iterator[Any], loop: "Loop") -> None:
         self._items, self._loop = items, loop
 
-    def __iter__(self) -> _Each:
+    def __iter__(self) -> "_Each":
         return self
 
     def __next__(self) -> Any:

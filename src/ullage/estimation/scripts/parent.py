@@ -1,7 +1,5 @@
 """Estimate an unmodified script that trains on "cuda", in its own process."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import os
@@ -39,7 +37,7 @@ _OF_RANKS = "torch._dynamo"  # which torch.distributed imports with the first pr
 TAIL = 20  # lines of the script's output that are shown when it fails
 
 
-def estimate_script(request: JobRequest, gpu: GPU, seen: SeenOfRanks | None = None) -> Estimate:
+def estimate_script(request: JobRequest, gpu: GPU, seen: "SeenOfRanks | None" = None) -> Estimate:
     """Estimate a script on `gpu`, without a GPU.
 
     The script runs as `python path args...` would (`python -m path args...` with `module`), in this folder, in its own
@@ -93,7 +91,7 @@ def step_of_script(request: JobRequest, gpu: GPU) -> dict[str, Any]:
     return unpacked(answer["calls"])
 
 
-def _first_run(job: JobRequest, gpu: GPU, **more: Any) -> Run:
+def _first_run(job: JobRequest, gpu: GPU, **more: Any) -> "Run":
     script, rank = job.script, job.ranks.first
     assert script is not None
     python = find_interpreter(sys.executable if script.python is None else os.fspath(script.python))
@@ -154,7 +152,7 @@ class Run:
     notes: tuple[str, ...] = ()
     out_of_memory: str | None = None
     before: dict[str, Any] | None = None
-    follower: Run | None = None
+    follower: "Run | None" = None
 
     @property
     def shown(self) -> str:
@@ -183,11 +181,11 @@ class Run:
             return self.before
         return {**answer, "output": outcome.last_lines(TAIL)}
 
-    def anew(self, **changes: Any) -> Run:
+    def anew(self, **changes: Any) -> "Run":
         """Return this run with a changed request, without results of an earlier run."""
         return dataclasses.replace(self, request=dataclasses.replace(self.request, sizes={}, **changes), before=None)
 
-    def with_note(self, note: str) -> Run:
+    def with_note(self, note: str) -> "Run":
         return dataclasses.replace(self, notes=(*self.notes, note))
 
 

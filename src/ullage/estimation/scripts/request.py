@@ -1,7 +1,5 @@
 """The request to the process that runs a script. Nothing here imports PyTorch, which the parent does not need."""
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib
@@ -38,7 +36,7 @@ class ScriptRequest:
     sizes: dict[str, int] = field(default_factory=dict)  # which data would tell, as an earlier run learned them
 
     @classmethod
-    def from_values(cls, values: dict[str, Any]) -> ScriptRequest:
+    def from_values(cls, values: dict[str, Any]) -> "ScriptRequest":
         """Read the result of `dataclasses.asdict` after JSON."""
         gpu = GPU(**_with_tuples(values["gpu"]))
         config = values["config"] and AllocatorConfig(**_with_tuples(values["config"]))

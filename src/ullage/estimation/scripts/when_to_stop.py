@@ -10,8 +10,6 @@ has not raised the peak, or as much time has passed again as settling took, trai
 stopped in the middle only if it cannot be ended otherwise.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import sys
@@ -89,7 +87,7 @@ class _Source:
 class LoaderWatcher:
     """Watches every DataLoader of the process, ends its epochs early, and makes it return its largest batch."""
 
-    def __init__(self, memory: DeviceMemory, calls: OperatorCalls, note: Callable[[str, str], None]) -> None:
+    def __init__(self, memory: "DeviceMemory", calls: "OperatorCalls", note: Callable[[str, str], None]) -> None:
         self._memory, self._calls, self._note = memory, calls, note
         self._sources: dict[Any, _Source] = {}
         self._streams: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # bytes of their first batches
@@ -356,7 +354,7 @@ class RunWatcher:
     """Watches a run of a script; calls `stop` when nothing new is expected."""
 
     def __init__(
-        self, card: VirtualGPU, steps: int | None, stop: Callable[[], None], on_settled: Callable[[], None]
+        self, card: "VirtualGPU", steps: int | None, stop: Callable[[], None], on_settled: Callable[[], None]
     ) -> None:
         self._card, self._steps, self._stop, self._on_settled = card, steps, stop, on_settled
         self._begin = self._now()

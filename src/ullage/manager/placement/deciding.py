@@ -1,7 +1,5 @@
 """A pass from snapshots of GPUs and jobs: who goes where now, and why the others wait."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The order of the queue: priority, recovery, fair share, arrival; and what users have used of late."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -145,7 +143,7 @@ class Account(NamedTuple):
         """Return its present weight."""
         return faded(self.used, now - self.at, half_life)
 
-    def charged(self, used: float, at: float, half_life: float) -> Account:
+    def charged(self, used: float, at: float, half_life: float) -> "Account":
         """Return the account with GPU-seconds added, both weighted at the later of the two times."""
         late = max(at, self.at)
         return Account(self.worth(late, half_life) + faded(used, late - at, half_life), late)

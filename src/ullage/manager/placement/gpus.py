@@ -1,8 +1,6 @@
 """The GPUs and the host during a pass: free memory, jobs, activity and cores. `Gpu` and `HostLeft` are immutable, so
 that a pass can be tried twice from the same state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -78,7 +76,7 @@ class Gpu(NamedTuple):
             return self.capacity
         return -1 if request.alone else self.capacity - request.margin
 
-    def joined(self, job: Job, promise: int, exclusive: bool, rules: Rules, now: float) -> Gpu:
+    def joined(self, job: Job, promise: int, exclusive: bool, rules: Rules, now: float) -> "Gpu":
         """Return the GPU with one more job."""
         expected = rules.fresh_busy if job.busy is None else job.busy
         unknown = job.busy if not self.holders else None  # the activity of a GPU that nobody measures
@@ -177,7 +175,7 @@ class HostLeft(NamedTuple):
     keeper: int | None = None
 
     @classmethod
-    def of(cls, ledger: Ledger, running: Iterable[Running], now: float) -> HostLeft:
+    def of(cls, ledger: Ledger, running: Iterable[Running], now: float) -> "HostLeft":
         """Return the host as a pass starts with it."""
         if ledger.host is None:
             return cls()
@@ -198,14 +196,14 @@ class HostLeft(NamedTuple):
         """Whether the job's share would be free if all others were gone."""
         return self.total is None or self.total.holds(job.host)
 
-    def taken(self, job: Job, now: float) -> HostLeft:
+    def taken(self, job: Job, now: float) -> "HostLeft":
         """Return the host with the job's share given away."""
         if self.total is None or job.host == NO_SHARE:
             return self
         leaving = (*self.leaving, (job.ends_by(now, now), job.host))
         return self._replace(free=self.free.minus(job.host), leaving=leaving)
 
-    def keeping(self, job: Job, until: float) -> HostLeft:
+    def keeping(self, job: Job, until: float) -> "HostLeft":
         """Return the host with the job's share kept for it, from that time on at the latest."""
         if self.total is None or job.host == NO_SHARE:
             return self

@@ -10,8 +10,6 @@ so promised bytes that a job has not used yet are not free. A promise covers all
 host memory, which are not measured, only the promises count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -51,7 +49,7 @@ class Ledger:
         """The slot that was promised last: round-robin goes on from there."""
         self.see(slots)
 
-    def copy(self) -> Ledger:
+    def copy(self) -> "Ledger":
         other = Ledger(host=self.host)
         other._on_host = dict(self._on_host)
         other._slots = dict(self._slots)

@@ -8,8 +8,6 @@ first), or None: the job waits. Only GPUs with enough memory by ledger and rules
 but not wrongly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter

@@ -5,8 +5,6 @@ while a GPU idles and a waiting job fits into its memory, one starts, unless an 
 for a job that has waited too long forbids it.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Each is a function behind `@policy(...)` that ranks a GPU: the smallest rank is tried first.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

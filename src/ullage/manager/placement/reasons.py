@@ -1,7 +1,5 @@
 """Why a job waits, in a sentence: what it needs, and what the best GPU had."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

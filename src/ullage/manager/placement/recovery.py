@@ -1,8 +1,6 @@
 """Retries of jobs that failed through no fault of their program: after lack of memory with more, at last with a GPU to
 itself; after a failure of the system unchanged, a few times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 

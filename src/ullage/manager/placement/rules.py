@@ -1,7 +1,5 @@
 """The site's rules: when a GPU takes another job, and how patient the queue is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -181,11 +179,11 @@ class SlotRequest(NamedTuple):
     known: bool
     promises: tuple[int, ...] = ()
 
-    def of_rank(self, rank: int) -> SlotRequest:
+    def of_rank(self, rank: int) -> "SlotRequest":
         return self._replace(promise=self.promises[rank]) if self.promises else self
 
     @property
-    def least(self) -> SlotRequest:
+    def least(self) -> "SlotRequest":
         """The request of the rank that needs least."""
         return self._replace(promise=min(self.promises)) if self.promises else self
 

@@ -5,8 +5,6 @@ collective began (`back`), as far as streams and events allow. Both count from t
 `performance/network.py` computes their times.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -22,7 +20,7 @@ class Reached(NamedTuple):
     after: int = 0
     seen: tuple[tuple[str, int], ...] = ()
 
-    def joined(self, other: Reached) -> Reached:
+    def joined(self, other: "Reached") -> "Reached":
         seen = dict(self.seen)
         for group, number in other.seen:
             seen[group] = max(number, seen.get(group, 0))

@@ -8,8 +8,6 @@ The published code lets its Transformers attend from job to job of a batch; here
 over the layers of one job. Trained networks are safetensors files: one for each family, estimator and width of a class.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -43,13 +41,13 @@ class SummaryBatch:
     tokens: torch.Tensor  # [jobs, longest, 2 to 4 for the type, and 2]
     there: torch.Tensor  # [jobs, longest] bool
 
-    def rows(self, chosen: torch.Tensor) -> SummaryBatch:
+    def rows(self, chosen: torch.Tensor) -> "SummaryBatch":
         """Return some of the jobs, with no more padding than necessary."""
         there = self.there[chosen]
         longest = max(int(there.sum(1).max()), 1)
         return SummaryBatch(self.totals[chosen], self.tokens[chosen][:, :longest], there[:, :longest])
 
-    def alone(self) -> SummaryBatch:
+    def alone(self) -> "SummaryBatch":
         """Return the jobs without their sequences, for networks that read none."""
         return SummaryBatch(self.totals, self.tokens[:, :1], self.there[:, :1])
 
