@@ -25,6 +25,7 @@ ROOMS = [
     "text",
     "fields",
     "home",
+    "lazy",
     "hardware",
     "performance",
     "allocator",

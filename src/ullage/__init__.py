@@ -25,23 +25,27 @@ The names in `__all__` are public, and so are those of `ullage.manager` (`Client
 second.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ullage.lazy import loaded_on_first_use
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ullage.errors import UllageError
-    from ullage.estimation.asking import estimate
-    from ullage.estimation.largest_batch import max_batch
-    from ullage.estimation.planning.asking import plan
-    from ullage.estimation.result import Estimate
-    from ullage.estimation.sharing import share
-    from ullage.hardware import GPU, gpu, gpus
-    from ullage.jobs.job import Ranks, Script
-    from ullage.jobs.model import Model
-    from ullage.performance.cost import Training
-    from ullage.virtual import virtual_gpu
+    from ullage.errors import UllageError as UllageError
+    from ullage.estimation.asking import estimate as estimate
+    from ullage.estimation.largest_batch import max_batch as max_batch
+    from ullage.estimation.planning.asking import plan as plan
+    from ullage.estimation.result import Estimate as Estimate
+    from ullage.estimation.sharing import share as share
+    from ullage.hardware import GPU as GPU
+    from ullage.hardware import gpu as gpu
+    from ullage.hardware import gpus as gpus
+    from ullage.jobs.job import Ranks as Ranks
+    from ullage.jobs.job import Script as Script
+    from ullage.jobs.model import Model as Model
+    from ullage.performance.cost import Training as Training
+    from ullage.virtual import virtual_gpu as virtual_gpu
 
 _HOMES = {
     "Estimate": "estimation.result",
@@ -60,30 +64,8 @@ _HOMES = {
     "virtual_gpu": "virtual",
 }
 
-__all__ = [
-    "GPU",
-    "Estimate",
-    "Model",
-    "Ranks",
-    "Script",
-    "Training",
-    "UllageError",
-    "__version__",
-    "estimate",
-    "gpu",
-    "gpus",
-    "max_batch",
-    "plan",
-    "share",
-    "virtual_gpu",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        globals()[name] = value = getattr(importlib.import_module(f"ullage.{_HOMES[name]}"), name)
-        return value
-    raise AttributeError(f"module 'ullage' has no attribute {name!r}")
+__all__ = ["__version__", *_HOMES]
+__getattr__ = loaded_on_first_use(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

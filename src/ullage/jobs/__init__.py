@@ -3,14 +3,17 @@
 The names below are loaded on first use, because the command line needs the words of its options without PyTorch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ullage.lazy import loaded_on_first_use
 
 if TYPE_CHECKING:
-    from ullage.jobs.job import JobRequest, Script
-    from ullage.jobs.model import Model, read_rows
-    from ullage.jobs.sources.build import build
-    from ullage.jobs.training import train
+    from ullage.jobs.job import JobRequest as JobRequest
+    from ullage.jobs.job import Script as Script
+    from ullage.jobs.model import Model as Model
+    from ullage.jobs.model import read_rows as read_rows
+    from ullage.jobs.sources.build import build as build
+    from ullage.jobs.training import train as train
 
 _HOMES = {
     "Model": "model",
@@ -21,10 +24,5 @@ _HOMES = {
     "train": "training",
 }
 
-__all__ = ["JobRequest", "Model", "Script", "build", "read_rows", "train"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"ullage.jobs.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'ullage.jobs' has no attribute {name!r}")
+__all__ = [*_HOMES]
+__getattr__ = loaded_on_first_use(__name__, _HOMES)

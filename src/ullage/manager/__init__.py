@@ -3,11 +3,11 @@
 `core/` decides, `storage/` remembers, `running/` starts processes, `api/` listens, and `client.py` talks to it all.
 """
 
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ullage.errors import MissingPackage
+from ullage.lazy import loaded_on_first_use
 
 try:
     if not sys.flags.no_site:  # the supervisor runs without installed packages
@@ -20,8 +20,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Client"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Client":  # loaded on first use: most of this package does not need it
-        return importlib.import_module("ullage.manager.client").Client
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = loaded_on_first_use(__name__, {"Client": "client"})  # most of this package does not need it

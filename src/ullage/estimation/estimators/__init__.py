@@ -3,16 +3,14 @@
 `estimators()` lists their names. A new one is a module here and a line in `registry.py`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ullage.lazy import loaded_on_first_use
 
 if TYPE_CHECKING:
     from ullage.estimation.estimators.registry import estimators
 
 __all__ = ["estimators"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "estimators":  # loaded on first use: the registry imports the jobs that it supports
-        return importlib.import_module("ullage.estimation.estimators.registry").estimators
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The registry imports the jobs that it supports.
+__getattr__ = loaded_on_first_use(__name__, {"estimators": "registry"})

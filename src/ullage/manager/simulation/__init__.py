@@ -6,17 +6,22 @@ The decisions are made by the code that the manager runs. `trace` says what jobs
 `engine` moves the clock, `result` says what became of them.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ullage.lazy import loaded_on_first_use
 
 if TYPE_CHECKING:
-    from ullage.manager.simulation.asking import replay, simulate, sweep
-    from ullage.manager.simulation.formats.own import write_trace
-    from ullage.manager.simulation.generator import generate_trace
-    from ullage.manager.simulation.reading import read_trace
-    from ullage.manager.simulation.result import SimulationResult
-    from ullage.manager.simulation.sweeps import SweepRow
-    from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
+    from ullage.manager.simulation.asking import replay as replay
+    from ullage.manager.simulation.asking import simulate as simulate
+    from ullage.manager.simulation.asking import sweep as sweep
+    from ullage.manager.simulation.formats.own import write_trace as write_trace
+    from ullage.manager.simulation.generator import generate_trace as generate_trace
+    from ullage.manager.simulation.reading import read_trace as read_trace
+    from ullage.manager.simulation.result import SimulationResult as SimulationResult
+    from ullage.manager.simulation.sweeps import SweepRow as SweepRow
+    from ullage.manager.simulation.trace import JobKind as JobKind
+    from ullage.manager.simulation.trace import JobTrace as JobTrace
+    from ullage.manager.simulation.trace import TraceJob as TraceJob
 
 _HOMES = {
     "JobKind": "trace",
@@ -32,22 +37,5 @@ _HOMES = {
     "write_trace": "formats.own",
 }
 
-__all__ = [
-    "JobKind",
-    "JobTrace",
-    "SimulationResult",
-    "SweepRow",
-    "TraceJob",
-    "generate_trace",
-    "read_trace",
-    "replay",
-    "simulate",
-    "sweep",
-    "write_trace",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [*_HOMES]
+__getattr__ = loaded_on_first_use(__name__, _HOMES)
