@@ -110,7 +110,7 @@ def test_a_jobs_estimate_has_each_gpu_by_its_requested_name():
     found = estimate_here(
         {
             "questions": [{**question, "options": options}],
-            "whole": None,
+            "advice": False,
             "conda": None,
             "gpus": gpus,
             "estimator": "ullage",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import requests
@@ -95,6 +96,37 @@ def test_why_there_is_no_estimate_is_the_answer(asked):
     assert failed["question"]["gpu"] == ["A100-40GB"]  # the daemon's own
 
 
+def test_a_question_and_a_job_share_one_estimate(asked):
+    (asked.work / "width.py").write_text("WIDTH = 64\n")
+    (asked.work / "train.py").write_text(SCRIPT)
+    where = {"cwd": str(asked.work), "env": asked.environment()}
+
+    def question(args, **more):
+        answer = asked.client.estimate(timeout=120, command=[sys.executable, "train.py", *args], **where, **more)
+        assert answer["state"] == "done", answer
+        return answer["estimates"]
+
+    def job(args, **more):
+        command = [sys.executable, "train.py", *args]
+        number = asked.submit(command, memory=None, hold=True, env=where["env"], estimator="ullage", **more)
+        return asked.until(lambda: asked.job(number)["estimate"] and asked.job(number), "its estimate")
+
+    [first] = question(["8"])
+    assert first["timeline"] and first["layers"] and first["seconds"] > 0
+    after = job(["8"])
+    assert after["estimate"].endswith("(kept from before)") and after["promise"] == first["upper"]
+    brief = {name: value for name, value in first.items() if name not in ("timeline", "layers")}
+    assert question(["8"]) == [first] and question(["8"], details=False) == [brief], "not even `seconds` is another"
+
+    before = job(["16"], name="named")
+    assert not before["estimate"].endswith("(kept from before)")
+    [later] = question(["16"])
+    assert later["upper"] == before["promise"] and later["timeline"]
+    assert question(["16"], gpu="T4") != [later], "a GPU of its own"
+    (asked.work / "width.py").write_text("WIDTH = 65536\n")
+    assert question(["16"])[0]["upper"] > later["upper"], "a file that the script reads is another"
+
+
 @pytest.mark.slow
 def test_a_question_outlives_the_daemon_that_it_was_put_to(asked):
     asked.kill()
@@ -152,6 +184,11 @@ def test_the_id_of_an_estimate_shows_its_answer_not_its_script(asked, api):
     who = theirs.estimate(timeout=120, script="import os; raise ValueError(f'I am {os.getuid()}')")
     # A Python in root's own folder cannot be run by anybody else, which shows it too.
     assert "I am 65534" in who["reason"] or "Permission denied" in who["reason"]
+    (asked.work / "mine.py").write_text("import torch\ntorch.zeros(1 << 20, device='cuda')\n")
+    asked.work.chmod(0o700)
+    where = {"command": [sys.executable, "mine.py"], "cwd": str(asked.work)}
+    assert asked.client.estimate(timeout=120, **where)["state"] == "done"
+    assert "Permission denied" in theirs.estimate(timeout=120, **where)["reason"], "no answer of another user's"
     reader = ullage.manager.Client(url=url, token=api.token_create("reader", "read", user="nobody")["token"])
     with pytest.raises(NotAllowed, match="scope submit"):
         reader.estimate(**MODEL)

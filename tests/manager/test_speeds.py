@@ -39,22 +39,23 @@ def serve(make_here, monkeypatch, tmp_path):
 
     def estimated(entry, request, **more):
         told = ALONE[request["questions"][0]["args"][0]].to_dict()
-        if request["whole"]:
-            whole = {
-                "gpu": H200,
-                "gpu_memory": 140 << 30,
-                "peak_allocated": 1,
-                "peak_reserved": 1,
-                "process_memory": 1,
-                "upper": 4 << 30,
-                "breakdown": {},
-                "fits": True,
-                "headroom": 1,
-                "steps": 3,
-                "seconds": 1.0,
-            }
-            return Outcome(answer={"estimates": [whole | {"utilization": told}], "advice": None})
-        return Outcome(answer={"upper": 4 << 30, "figure": 1, "fits": True, "gpu": H200, "utilization": {H200: told}})
+        whole = {
+            "gpu": H200,
+            "gpu_memory": 140 << 30,
+            "peak_allocated": 1,
+            "peak_reserved": 1,
+            "process_memory": 1,
+            "upper": 4 << 30,
+            "breakdown": {},
+            "fits": True,
+            "headroom": 1,
+            "steps": 3,
+            "seconds": 1.0,
+            "utilization": told,
+        }
+        [gpu] = request["gpus"]
+        answer = {"upper": 4 << 30, "figure": 1, "fits": True, "gpu": gpu, "utilization": {gpu: told}}
+        return Outcome(answer=answer | {"estimates": [whole], "advice": None})
 
     monkeypatch.setattr("ullage.manager.core.estimates.run", estimated)
 

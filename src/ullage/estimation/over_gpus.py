@@ -73,13 +73,15 @@ def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
     unmeasured = 0 if card.context_measured else reserved // UNMEASURED_SHARE
     was_unmeasured = 0 if ran_on.context_measured else reserved // UNMEASURED_SHARE
     contexts = [one.context_upper or one.context or 0 for one in (card, ran_on)]
+    more = contexts[0] - contexts[1] + unmeasured - was_unmeasured
     needed = "CUDA out of memory." if not fits else None
     moved = replace(
         e,
         gpu=card.name,
         gpu_memory=card.usable,
         process_memory=process,
-        upper=e.bound + contexts[0] - contexts[1] + unmeasured - was_unmeasured,
+        upper=e.bound + more,
+        ranks=[{**each, "upper": each["upper"] + more} for each in e.ranks],
         breakdown={**e.breakdown, "context": context},
         fits=fits,
         headroom=card.usable - process,

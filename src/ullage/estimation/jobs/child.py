@@ -26,8 +26,8 @@ _FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """Return the bound over all GPU models of the request, from the first question with an estimate.
 
-    `utilization` describes a step, by GPU. If the request wants the whole, the answer is a complete estimate for each
-    GPU instead, with `advice` on request. If there is no estimate, the answer has the reason (`failed`) and whether the
+    `utilization` describes a step, by GPU; `estimates` has the complete estimate for each GPU, in the order of the
+    request. There is `advice` on request. If there is no estimate, the answer has the reason (`failed`) and whether the
     script itself failed (`own`). `python` is the job's Python if it is not Ullage's own.
     """
     ran_in: dict[str, Any] = {}
@@ -68,14 +68,20 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         options = {**limits, **options, **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, which must not be taken for a name
         source = os.path.abspath(source)
-    if request["whole"]:
-        return _whole(source, question["source"], request, options, batch_arg)
+    from ullage.estimation.over_gpus import estimate_over_gpus
+
+    began, cards = time.monotonic(), [find_gpu(name) for name in request["gpus"]]
     job_request = request_of(source, options, request["estimator"])
-    answers = {gpu: answer_request(job_request, gpu) for gpu in request["gpus"]}
+    estimates = estimate_over_gpus(lambda card: answer_request(job_request, card), cards)
+    answers = dict(zip(request["gpus"], estimates, strict=True))
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: answer.utilization.to_dict() for name, answer in answers.items() if answer.utilization is not None}
     ranks = options.get("world_size")
+    advice = None
+    if request["advice"] and request["estimator"] == OWN:
+        left = _FOR_ALL * request["timeout"] - (time.monotonic() - began)
+        advice = advise(job_request, cards[0], estimates[0], options, batch_arg, left)
     return {
         "upper": upper,
         "figure": worst.figure,
@@ -85,7 +91,9 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         "breakdown": worst.breakdown,
         "world_size": ranks,
         "rank": worst.rank,
-        "by_rank": _by_rank(list(answers.values()), upper, ranks or 1),
+        "by_rank": _by_rank(estimates, upper, ranks or 1),
+        "estimates": [replace(each, source=question["source"]).to_dict() for each in estimates],
+        "advice": advice,
     }
 
 
@@ -114,22 +122,6 @@ def _same_stage(rank: int, stages: list[int], ranks: int) -> int:
     if not step or stages != list(range(0, step * len(stages), step)) or ranks % (step * len(stages)):
         return rank
     return stages[rank // step % len(stages)]
-
-
-def _whole(
-    source: str, name: str, request: dict[str, Any], options: dict[str, Any], batch_arg: str | None
-) -> dict[str, Any]:
-    from ullage.estimation.over_gpus import estimate_over_gpus
-
-    details, began = request["whole"] == "details", time.monotonic()
-    cards = [find_gpu(name) for name in request["gpus"]]
-    job_request = request_of(source, options, request["estimator"])
-    answers = estimate_over_gpus(lambda card: answer_request(job_request, card), cards)
-    shown = [replace(each, source=name).to_dict(timeline=details, layers=details) for each in answers]
-    wanted = request["advice"] and request["estimator"] == OWN
-    left = _FOR_ALL * request["timeout"] - (time.monotonic() - began)
-    advice = advise(job_request, cards[0], answers[0], options, batch_arg, left) if wanted else None
-    return {"estimates": shown, "advice": advice}
 
 
 def advise(

@@ -12,9 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import ullage
 from ullage.estimation.jobs.command import ScriptCommand, script_of
@@ -64,25 +64,25 @@ def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     return questions
 
 
-def key_of(spec: JobSpec, uid: int, estimator: str, gpus: Sequence[str]) -> str:
-    """Return the cache key of a job's estimate."""
-    where = {"cwd": spec.cwd, "venv": spec.venv, "conda": spec.conda, "path": spec.env.get("PATH")}
-    return key_of_questions(questions_of(spec), where, uid, estimator, gpus)
-
-
-def key_of_questions(
-    questions: Sequence[EstimateQuestion], where: dict[str, str | None], uid: int, estimator: str, gpus: Sequence[str]
+def key_of(
+    spec: JobSpec,
+    uid: int,
+    estimator: str,
+    gpus: Sequence[str],
+    questions: Sequence[EstimateQuestion] = (),
+    advice: bool = False,
 ) -> str:
-    """Return the cache key of an estimate: user, commands, folder, GPUs and versions; the `path` counts if a program is
-    looked for there. The variables and files that the run reads are not known before it; they are stored with the
-    answer."""
+    """Return the cache key of a job's estimate, or of other questions about it: user, commands, folder, GPUs and
+    versions; the PATH counts if a program is looked for there. The variables and files that the run reads are not known
+    before it; they are stored with the answer."""
+    questions = questions or questions_of(spec)
     by_path = any(question.program is not None and os.sep not in question.program for question in questions)
     known = {
         "uid": uid,
-        **where,
-        "path": where["path"] if by_path else None,
+        "where": [spec.cwd, spec.venv, spec.conda, spec.env.get("PATH") if by_path else None],
         "questions": [asdict(question) for question in questions],
-        "gpus": sorted(set(gpus)),
+        "gpus": list(gpus),
+        "advice": advice,
         "versions": [ullage.__version__, _torch_version(), estimator],
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()
@@ -106,7 +106,7 @@ _COMPARED_AT_ONCE = 4
 _MOST_KNOWN = 1000  # Pythons
 _LAST = 20  # estimates
 _WARM_AT_LEAST = 2  # processes that wait with PyTorch loaded, each about a quarter of a gigabyte
-_LONGEST_ANSWER, _LONGEST_WHOLE, _LONGEST_NOTE = 1 << 20, 16 << 20, 400  # bytes, bytes, characters
+_LONGEST_ANSWER, _LONGEST_NOTE = 16 << 20, 400  # bytes, characters
 _LARGEST_BOUND = 1 << 50  # bytes
 _MOST_RANKS = 1 << 20
 _NONSENSE = "its process gave an answer that makes no sense"
@@ -128,7 +128,7 @@ class EstimateAnswer:
     reads: Reads | None = None
     breakdown: dict[str, int] = field(default_factory=dict, repr=False)  # of the estimate for the GPU of the note
     cached: bool = False  # from an earlier run
-    estimates: list[dict[str, Any]] = field(default_factory=list, repr=False)  # in full, where that was asked for
+    estimates: list[dict[str, Any]] = field(default_factory=list, repr=False)  # in full, by GPU
     advice: dict[str, Any] | None = None
     by_rank: tuple[int, ...] = ()  # bounds, where ranks differ; `upper` is the largest
 
@@ -138,8 +138,8 @@ class EstimateAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the cache stores, ready for JSON."""
-        names = ("upper", "note", "seconds", "own_failure", "utilization", "breakdown", "by_rank")
-        return {name: getattr(self, name) for name in names} | {"reads": self.reads and self.reads.to_dict()}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "cached"}
+        return values | {"reads": self.reads and self.reads.to_dict()}
 
     @classmethod
     def from_dict(cls, cached: dict[str, Any]) -> "EstimateAnswer":
@@ -161,7 +161,6 @@ class EstimateRequest:
     conda: str | None
     rights: Mapping[str, int | str]
     cached: Sequence[EstimateAnswer] = ()
-    whole: Literal["figures", "details"] | None = None  # the answer in full: without or with timeline and layers
     advice: bool = False
 
     @cached_property
@@ -191,10 +190,9 @@ Done = Callable[[Sequence[int | str], EstimateRequest, EstimateAnswer], None]
 
 @dataclass(eq=False)
 class _Work:
-    """One estimate, waiting or under way, and the jobs or the question that want it."""
+    """One estimate, waiting or under way, and the jobs and questions that want it."""
 
     request: EstimateRequest
-    done: Done
     jobs: dict[int | str, None] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     began: float | None = None
@@ -254,7 +252,7 @@ class Estimates:
         self._pythons: dict[str, str | None] = {}  # that scripts ran in; `None` is Ullage's own
         self._warm = WorkerPool(_PRELOAD, later=SLOW_PACKAGES, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
 
-    def want(self, job: int | str, request: EstimateRequest, done: Done | None = None) -> None:
+    def want(self, job: int | str, request: EstimateRequest) -> None:
         """Request an estimate for a job or a question. Equal requests that have not begun share one; a later one is
         compared with it."""
         known = self._of_job.get(job)
@@ -263,7 +261,7 @@ class Estimates:
         self.give_up([job])  # it was changed since it asked
         work = self._open.get(request.identity)
         if work is None:
-            work = self._open[request.identity] = _Work(request, done or self._done)
+            work = self._open[request.identity] = _Work(request)
             before = self._latest.get(request.identity)
             if before is None:
                 self._admit(work)
@@ -434,7 +432,7 @@ class Estimates:
         for job in jobs:
             del self._of_job[job]
         self._leave(work, [answer] if answer.reads is not None else [])
-        work.done(jobs, work.request, answer)
+        self._done(jobs, work.request, answer)
 
     def _leave(self, work: _Work, answers: Sequence[EstimateAnswer] = ()) -> None:
         if self._latest.get(work.request.identity) is work:
@@ -450,7 +448,6 @@ class Estimates:
         request = {
             "estimator": wanted.estimator,
             "gpus": list(dict.fromkeys(wanted.gpus)),
-            "whole": wanted.whole,
             "advice": wanted.advice,
             "timeout": rules.timeout,
             "questions": [asdict(question) for question in wanted.questions],
@@ -461,7 +458,7 @@ class Estimates:
         limits = Limits(
             seconds=rules.timeout,
             memory=rules.memory,
-            answer=_LONGEST_WHOLE if wanted.whole else _LONGEST_ANSWER,
+            answer=_LONGEST_ANSWER,
             processes=rules.processes,
             written=rules.written,
         )
@@ -533,25 +530,26 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
         reads = None  # it followed from more than is known
     if "failed" in answer:
         return EstimateAnswer(None, _not_estimated(answer["failed"]), seconds, answer.get("own") is True, reads=reads)
-    if wanted.whole:
-        rows = answer.get("estimates")
-        sensible = isinstance(rows, list) and len(rows) == len(set(wanted.gpus)) and all(map(_is_estimate, rows))
-        note = f"estimated by {wanted.estimator}" if sensible else _not_estimated(_NONSENSE)
-        advice = answer.get("advice") if sensible and _is_advice(answer.get("advice")) else None
-        return EstimateAnswer(None, note, seconds, estimates=rows if sensible and rows else [], advice=advice)
+    estimates, advice = answer.get("estimates", []), answer.get("advice")
     upper, gpu = answer.get("upper"), answer.get("gpu")
-    if type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
+    sensible = isinstance(estimates, list) and all(map(_is_estimate, estimates))
+    if not sensible or type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
         return EstimateAnswer(None, _not_estimated(_NONSENSE), seconds)
     fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
-    utilization = read_utilization(answer.get("utilization"), wanted.gpus)
     ranks, number = answer.get("world_size"), answer.get("rank")
     known = type(ranks) is int and type(number) is int and 0 <= number < ranks <= _MOST_RANKS and ranks > 1
     rank = f", as rank {number} of {ranks}" if known else ""
     note = f"estimated by {wanted.estimator} for {gpu}{rank}{fits}"
-    breakdown = _read_breakdown(answer.get("breakdown"))
-    by_rank = _read_by_rank(answer.get("by_rank"), upper, ranks) if known else ()
     return EstimateAnswer(
-        upper, note, seconds, utilization=utilization, reads=reads, breakdown=breakdown, by_rank=by_rank
+        upper,
+        note,
+        seconds,
+        utilization=read_utilization(answer.get("utilization"), wanted.gpus),
+        reads=reads,
+        breakdown=_read_breakdown(answer.get("breakdown")),
+        estimates=estimates,
+        advice=advice if _is_advice(advice) else None,
+        by_rank=_read_by_rank(answer.get("by_rank"), upper, ranks) if known else (),
     )
 
 
@@ -595,7 +593,7 @@ def _is_advice(value: Any) -> bool:
 
 def reason_of(answer: EstimateAnswer) -> str | None:
     """Return why there is no estimate; `None` if there is one."""
-    return answer.note.removeprefix(NOT_ESTIMATED) if answer.upper is None and not answer.estimates else None
+    return answer.note.removeprefix(NOT_ESTIMATED) if answer.upper is None else None
 
 
 def _not_estimated(why: Any) -> str:

@@ -9,24 +9,17 @@ import dataclasses
 import json
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 from ullage.errors import InvalidValue, StoreFull
-from ullage.estimation.estimators.registry import estimators, find
+from ullage.estimation.estimators.registry import check_name
 from ullage.estimation.jobs.command import script_of
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
-from ullage.manager.core.estimates import (
-    EstimateAnswer,
-    EstimateRequest,
-    Estimates,
-    key_of,
-    questions_of,
-    reason_of,
-)
+from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of, reason_of
 from ullage.manager.core.host_share import share_of
 from ullage.manager.core.limits import UserLimits
 from ullage.manager.core.notifications import check_notifications
@@ -57,6 +50,9 @@ class InitialPromise(NamedTuple):
 
 class Intake:
     """Turns submissions into jobs, and requests their estimates."""
+
+    answer_question: Callable[[str, EstimateAnswer], None]
+    """Stores the answer to a question that no job asks (`Questions` sets it)."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
@@ -127,8 +123,8 @@ class Intake:
         """Refuse impossible requests; `new` is the number of jobs to add to the queue."""
         _ = spec.folder  # refused where there is none
         self.check_room(caller, new)
-        if spec.estimator is not None and spec.estimator not in (NOBODY, *estimators()):
-            find(spec.estimator)  # which says what there is
+        if spec.estimator not in (None, NOBODY):
+            check_name(spec.estimator)
         check_notifications(spec, self._context.settings.notify)
         devices = self._context.slot_reader.devices()
         if spec.gpus > len(devices):
@@ -241,15 +237,16 @@ class Intake:
                 estimator=self._estimator(spec),
                 questions=questions_of(spec),
                 gpus=self._gpus(),
-                env=estimate_environment(job, spec),
+                env=estimate_environment(spec, job.uid, job.name, job.array_index),
                 cwd=spec.folder,
                 conda=spec.conda,
                 rights=rights(job.uid, job.gid),
             )
-            self.estimates.want(job.id, dataclasses.replace(request, cached=self._cached_answers(request)))
+            self.ask(job.id, request)
 
-    def _cached_answers(self, request: EstimateRequest) -> list[EstimateAnswer]:
-        """Return cached answers for the same key and variables; a process of the user checks their files."""
+    def ask(self, id: int | str, request: EstimateRequest) -> None:
+        """Request an estimate for a job or a question. Answers to both are cached: of those for the same key and
+        variables, a process of the user checks the files."""
         answers = []
         patience = self._context.clock() - self._context.settings.estimating.retry_failed_after
         for made, stored in self._store.kept_estimates(request.key):
@@ -257,7 +254,7 @@ class Intake:
             same = answer.reads is not None and answer.reads.same_variables(request.variables)
             if same and (answer.upper is not None or made > patience):
                 answers.append(answer)
-        return answers
+        self.estimates.want(id, dataclasses.replace(request, cached=answers))
 
     def standing(self, job: JobRecord) -> str | None:
         """Return the progress of a job's estimate in words after "its memory", if there is one."""
@@ -306,15 +303,11 @@ class Intake:
 
     def answered(self, ids: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
         """Take a finished estimate; the next step stores it."""
-        jobs = [job for job in ids if isinstance(job, int)]
-        self.write_later(partial(self._write, jobs, answer, request.key))
-        for job in jobs:
-            self._tell_array(job, answer)
-
-    def write_later(self, work: Callable[[], Any]) -> None:
-        """Let the next step store an answer."""
-        self._late.append(work)
+        self._late.append(partial(self._write, ids, answer, request.key))
         self._context.service.wake()
+        for job in ids:
+            if isinstance(job, int):
+                self._tell_array(job, answer)
 
     async def follow(self, commit: Commit) -> None:
         """Cancel estimates without a waiting job, request more, and store answers, also those that a full disk has
@@ -357,12 +350,13 @@ class Intake:
         else:
             self._backlog.setdefault(rest[0].uid, deque()).extend(one.id for one in rest)
 
-    def _write(self, jobs: Sequence[int], answer: EstimateAnswer, key: str | None) -> Generator[None, None, None]:
+    def _write(self, ids: Sequence[int | str], answer: EstimateAnswer, key: str | None) -> Iterator[None]:
         if key is not None and answer.reads is not None and not answer.cached:
             self._store.keep_estimate(key, answer.upper, answer.seconds, answer.to_dict())
-        for number in jobs:
-            job = self._store.job(number)
-            if _needs_estimate(job) and key in (None, job.estimate_key):
+        for number in ids:
+            if isinstance(number, str):
+                self.answer_question(number, answer)
+            elif _needs_estimate(job := self._store.job(number)) and key in (None, job.estimate_key):
                 self._write_one(job, answer)
             yield
         crash_point("estimated-before-commit")

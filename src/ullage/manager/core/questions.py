@@ -2,13 +2,12 @@
 
 import os
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ullage.errors import InvalidValue, NotAllowed, UnknownName
-from ullage.estimation.estimators.registry import estimators, find
+from ullage.estimation.estimators.registry import check_name
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu as find_gpu
 from ullage.jobs.estimate_spec import SCRIPT, EstimateSpec
@@ -17,13 +16,14 @@ from ullage.manager.core.estimates import (
     EstimateAnswer,
     EstimateQuestion,
     EstimateRequest,
+    key_of,
     questions_of,
     reason_of,
 )
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.works import read_utilization
 from ullage.manager.identity import Caller, rights
-from ullage.manager.running.environment import base_environment
+from ullage.manager.running.environment import estimate_environment
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import packed, unpacked
 from ullage.text import plain
@@ -54,6 +54,7 @@ class Questions:
         self._context, self._intake, self._estimates = context, intake, intake.estimates
         self._database, self._store = database, context.store
         self._open = {each.id: each for each in self._stored("answered IS NULL ORDER BY asked")}
+        intake.answer_question = self._answered
 
     def _stored(self, where: str, *values: Any) -> list[QuestionRecord]:
         """Return the questions that match a condition in SQL. Thread-safe."""
@@ -73,8 +74,8 @@ class Questions:
         """Add a question; of a user with too many, the oldest goes."""
         if sum(each.uid == caller.uid for each in self._open.values()) >= MOST_OPEN:
             raise InvalidValue(f"you have {MOST_OPEN} questions without an answer; ask again when one is answered")
-        if spec.estimator is not None and spec.estimator not in estimators():
-            find(spec.estimator)  # which says what there is
+        if spec.estimator is not None:
+            check_name(spec.estimator)
         gpus = known_gpus(spec) or sorted({device.name for device in self._context.slot_reader.devices()})
         if not questions_about(spec):
             raise InvalidValue("the command must run a script or a module with Python, but it runs none")
@@ -141,13 +142,12 @@ class Questions:
     def _want(self, record: QuestionRecord) -> None:
         self._open[record.id] = record
         spec = EstimateSpec.model_validate(record.question)
-        request = request_of(record.id, spec, record.uid, record.gid, self._context.settings.estimating.estimator)
-        self._estimates.want(record.id, request, self._answered)
+        request = request_of(spec, record.uid, record.gid, self._context.settings.estimating.estimator)
+        self._intake.ask(record.id, request)
 
-    def _answered(self, ids: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
-        values = {"estimates": answer.estimates, "advice": answer.advice, "reason": reason_of(answer)}
-        for id in ids:
-            self._intake.write_later(partial(self._answer, str(id), values))
+    def _answered(self, id: str, answer: EstimateAnswer) -> None:
+        if id in self._open:
+            self._answer(id, shown(answer, self._open[id].question))
 
     def _answer(self, id: str, answer: dict[str, Any]) -> None:
         """Store the answer, and drop the question's variables, which may be secret."""
@@ -193,21 +193,28 @@ def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
     return [replace(each, options={**each.options, **spec.options}) for each in questions_of(spec.job)]
 
 
-def request_of(id: str, spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) -> EstimateRequest:
-    estimator = spec.estimator or estimator
+def request_of(spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) -> EstimateRequest:
+    estimator, job, questions = spec.estimator or estimator, spec.job, questions_about(spec)
+    estimator = "ullage" if estimator == NOBODY else estimator
     return EstimateRequest(
-        key=id,
+        key=key_of(job, uid, estimator, spec.gpus, questions, spec.advice),
         uid=uid,
-        estimator="ullage" if estimator == NOBODY else estimator,
-        questions=questions_about(spec),
+        estimator=estimator,
+        questions=questions,
         gpus=spec.gpus,
-        env=base_environment(spec.job, uid),
-        cwd=spec.job.folder,
+        env=estimate_environment(job, uid, job.title),
+        cwd=job.folder,
         conda=spec.conda,
         rights=rights(uid, gid),
-        whole="details" if spec.details else "figures",
         advice=spec.advice,
     )
+
+
+def shown(answer: EstimateAnswer, question: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer as it is told to who asked that question: in full, or without `details`."""
+    left_out = () if question.get("details", True) else ("timeline", "layers")
+    estimates = [{name: each[name] for name in each if name not in left_out} for each in answer.estimates]
+    return {"estimates": estimates, "advice": answer.advice, "reason": reason_of(answer)}
 
 
 def known_gpus(spec: EstimateSpec) -> list[str]:

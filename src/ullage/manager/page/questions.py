@@ -16,8 +16,8 @@ from ullage.errors import InvalidValue, NoDaemon, UnknownName
 from ullage.hardware import default_gpu
 from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.validation import checked
-from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, reason_of
-from ullage.manager.core.questions import known_gpus, request_of
+from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates
+from ullage.manager.core.questions import known_gpus, request_of, shown
 from ullage.manager.running.launcher import write_whole
 from ullage.manager.settings import EstimateSettings
 
@@ -78,7 +78,7 @@ class OwnEstimates:
         env = {name: value for name, value in os.environ.items() if name != "PATH"}  # Python is Ullage's own
         spec = spec.model_copy(update={"gpu": gpus, "env": env})
         self._open[answer["id"]] = answer
-        self._estimates.want(answer["id"], request_of(answer["id"], spec, os.getuid(), os.getgid()))
+        self._estimates.want(answer["id"], request_of(spec, os.getuid(), os.getgid()))
         return self.one(answer["id"])
 
     def one(self, number: str) -> Answer:
@@ -102,9 +102,9 @@ class OwnEstimates:
 
     def _answered(self, numbers: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
         state = "done" if answer.estimates else "failed"
-        outcome = {"state": state, "reason": reason_of(answer), "estimates": answer.estimates, "advice": answer.advice}
         for number in map(str, numbers):
-            self._keep(self._open.pop(number) | outcome)
+            asked = self._open.pop(number)
+            self._keep(asked | {"state": state} | shown(answer, asked["question"]))
 
     def _keep(self, answer: Answer) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

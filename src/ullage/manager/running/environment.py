@@ -34,17 +34,17 @@ def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus:
     return env | dict(gpus)
 
 
-def estimate_environment(job: JobRecord, spec: JobSpec) -> dict[str, str]:
+def estimate_environment(spec: JobSpec, uid: int, name: str, array_index: int | None = None) -> dict[str, str]:
     """Return the environment of a job's estimate. Job numbers are 0: the answer must not depend on them."""
-    env = base_environment(spec, job.uid)
+    env = base_environment(spec, uid)
     env |= {
         "ULLAGE_JOB_ID": "0",
-        "ULLAGE_JOB_NAME": job.name,
+        "ULLAGE_JOB_NAME": name,
         "ULLAGE_ATTEMPT_NUMBER": "1",
         "ULLAGE_CHECKPOINT_EXIT": str(CHECKPOINT_EXIT),
     }
-    if job.array_id is not None:
-        env |= {"ULLAGE_ARRAY_ID": "0", "ULLAGE_ARRAY_INDEX": str(job.array_index)}
+    if array_index is not None:
+        env |= {"ULLAGE_ARRAY_ID": "0", "ULLAGE_ARRAY_INDEX": str(array_index)}
     return env
 
 

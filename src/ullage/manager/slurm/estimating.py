@@ -9,13 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ullage.home import home
-from ullage.manager.core.estimates import (
-    EstimateAnswer,
-    EstimateQuestion,
-    EstimateRequest,
-    Estimates,
-    key_of_questions,
-)
+from ullage.jobs.job_files import make_job
+from ullage.manager.core.estimates import EstimateAnswer, EstimateQuestion, EstimateRequest, Estimates, key_of
 from ullage.manager.running.launcher import write_whole
 from ullage.manager.settings import EstimateSettings
 from ullage.manager.slurm.batch_script import BatchTraining
@@ -30,9 +25,10 @@ def estimate_training(
     """How much memory a script of a batch script takes on a GPU."""
     rules = EstimateSettings(timeout=timeout + _GRACE, network=network)
     questions = [EstimateQuestion.of_script(training.command, {**training.ranks, "timeout": timeout})]
-    where = {"cwd": training.folder, "path": training.environment.get("PATH")}
+    where = {"cwd": training.folder, "env": training.environment}
+    job = make_job({"command": [training.command.source], **where}, "the script")
     request = EstimateRequest(
-        key=key_of_questions(questions, where, os.getuid(), rules.estimator, [gpu]),
+        key=key_of(job, os.getuid(), rules.estimator, [gpu], questions),
         uid=os.getuid(),
         estimator=rules.estimator,
         questions=questions,
