@@ -47,6 +47,15 @@ def test_a_wrong_name_lists_the_right_ones(home):
     assert "there is no 'placing.margn'; did you mean 'margin'?" in said
 
 
+@pytest.mark.parametrize(
+    ("options", "other"),
+    [(["--hold", "--release"], "--release"), (["--requeue", "--priority", "5"], "other changes")],
+)
+def test_edit_refuses_orders_that_exclude_each_other(home, options, other):
+    said = home.cli("edit", "1", *options, code=2)
+    assert said == f"ullage: {options[0]} must stand alone, got {other} too\n"
+
+
 def test_submit_and_wait_give_the_output_and_the_exit_code(common):
     said = common.cli("submit", "--memory", "2GiB", "--name", "greeting", "--wait", "--", "sh", "-c", "echo hello")
     number = re.match(r"job (\d+): queued, promise 2.00 GiB \(as its submitter says\)\n", said)[1]

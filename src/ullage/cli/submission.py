@@ -239,24 +239,17 @@ def edit(
       ullage edit 17 --requeue --memory 12GiB
     """
     changes = given(fields) | ({"requeue": False} if never_again else {})
+    verb = "requeue" if requeue else "hold" if hold else "release" if release else "edit"
+    arguments: dict[str, Any] = {}
     if requeue:
-        memory = changes.pop("memory", None)
-        size = None if memory is None else parse_bytes(memory)
-        _check_one(release=release, changes=bool(changes), with_="--requeue")
-        print_each(Client().requeue(*jobs, hold=hold, env=dict(os.environ), memory=size), as_json)
-        return
-    if hold or release:
-        _check_one(release=hold and release, changes=bool(changes), with_="--hold" if hold else "--release")
-        print_each(Client().hold(*jobs) if hold else Client().release(*jobs), as_json)
-        return
-    if not changes:
-        raise InvalidValue("edit needs an option to change, got none; type: ullage edit 17 --time-limit 4h")
-    for name, value in changes.items():
-        if value in (NONE, [NONE]) and name != "name":
-            changes[name] = [] if name == "after" else None
-    print_each(Client().edit(*jobs, **changes), as_json)
-
-
-def _check_one(release: bool, changes: bool, with_: str) -> None:
-    if release or changes:
-        raise InvalidValue(f"{with_} must stand alone, got {'--release' if release else 'other changes'} too")
+        size = changes.pop("memory", None)
+        arguments = {"hold": hold, "env": dict(os.environ), "memory": None if size is None else parse_bytes(size)}
+    if verb == "edit":
+        if not changes:
+            raise InvalidValue("edit needs an option to change, got none; type: ullage edit 17 --time-limit 4h")
+        reset = [name for name, value in changes.items() if value in (NONE, [NONE]) and name != "name"]
+        arguments = {"changes": changes | {name: [] if name == "after" else None for name in reset}}
+    elif changes or (release and verb != "release"):
+        others = "--release" if release and verb != "release" else "other changes"
+        raise InvalidValue(f"--{verb} must stand alone, got {others} too")
+    print_each(Client().call(verb, jobs=jobs, **arguments), as_json)
