@@ -17,7 +17,6 @@ from ullage.jobs.sources.names import model_names
 from ullage.manager.page.answer import read_estimates, show_answer
 from ullage.manager.page.charts import use_charts
 from ullage.manager.page.elements import box, button, card, choice, number_field, problem, text_field, toggle, words
-from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
 from ullage.text import plain
@@ -51,15 +50,6 @@ _READ_FILE = (
     "async event => { const file = event.target.files[0]; if (file) "
     f"emit(file.name.slice(0, 200), file.size > {_LARGEST_SCRIPT} ? null : await file.text()); }}"
 )
-
-
-def show_estimate(session: Session, number: str | None = None) -> None:
-    """Build the page; with a number, show the answer of that estimate."""
-    frame = Frame(session, "Estimate", "/estimate")
-    use_charts()
-    with frame.main:
-        page = EstimatePage(session, number)
-    frame.every_reading(page.refresh)
 
 
 class EstimateForm:
@@ -224,9 +214,10 @@ def _config(text: str) -> dict[str, Any]:
 
 
 class EstimatePage:
-    """Asks the form's question, follows the estimate, and shows the answer."""
+    """Asks the form's question, follows the estimate, and shows the answer; with a number, that of an earlier one."""
 
-    def __init__(self, session: Session, number: str | None) -> None:
+    def __init__(self, session: Session, number: str | None = None) -> None:
+        use_charts()
         self._session, self._number = session, number
         self._question: dict[str, Any] | None = None  # what the form said when an answer was asked for last
         self._changes, self._may = 0, True

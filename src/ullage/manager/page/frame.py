@@ -28,7 +28,7 @@ Refresh = Callable[[DaemonReading], Awaitable[None]]
 class Frame:
     """The frame of one open page; `every_reading` takes the page's update function."""
 
-    def __init__(self, session: Session, title: str, here: str) -> None:
+    def __init__(self, session: Session, title: str) -> None:
         self._session = session
         self._refresh: Refresh = _nothing
         self._troubled = False
@@ -42,7 +42,7 @@ class Frame:
                 with box("nav").props('aria-label="Main"'):
                     for name, path in PLACES.items():
                         link = ui.link(name, path)
-                        if path == here:
+                        if name == title:
                             link.props('aria-current="page"')
                 self._who = words("span", "", "who")
                 with box("form").props('method="post" action="/sign-out"'):

@@ -24,7 +24,7 @@ _STATES = {"lost": "lost: it does not answer", "drained": "drained", "alone": "o
 
 
 async def show_gpus(session: Session) -> None:
-    frame = Frame(session, "GPUs", "/")
+    frame = Frame(session, "GPUs")
     with frame.main:
         summary = words("p", "", "summary")
         with box("p", "legend"):

@@ -32,7 +32,7 @@ _NO_VARIABLES = "Its environment variables were not kept after its end, so it ru
 
 
 def show_job(session: Session, number: int) -> None:
-    frame = Frame(session, f"Job {number}", "")
+    frame = Frame(session, f"Job {number}")
     use_charts()
     with frame.main:
         trouble = problem()

@@ -75,7 +75,7 @@ def _columns() -> list[dict[str, Any]]:
 
 
 async def show_queue(session: Session) -> None:
-    frame = Frame(session, "Queue", "/queue")
+    frame = Frame(session, "Queue")
     preload("nicegui-aggrid")
     last: list[DaemonReading] = []
     with frame.main:

@@ -10,7 +10,6 @@ from nicegui import ui
 from ullage.errors import UllageError
 from ullage.manager.page.charts import FAINT, figure, use_charts
 from ullage.manager.page.elements import box, button, card, choice, problem, scrolled, show_table, toggle, words
-from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
 from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, moment, sums_of
@@ -35,16 +34,9 @@ _ABOUT = (
 _STACKED = ("GPU hours", "energy")  # what adds up
 
 
-def show_reports(session: Session) -> None:
-    frame = Frame(session, "Reports", "/reports")
-    use_charts()
-    with frame.main:
-        view = ReportSheet(session)
-    frame.every_reading(view.refresh)
-
-
 class ReportSheet:
     def __init__(self, session: Session) -> None:
+        use_charts()
         self._session, self._next = session, 0.0
         self._report: dict[str, Any] | None = None
         with box("div", "tools"):

@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any
 
 import uvicorn
@@ -11,23 +12,32 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 
 from ullage.manager.api.server import url_of
-from ullage.manager.page.estimate import show_estimate
+from ullage.manager.page.estimate import EstimatePage
+from ullage.manager.page.frame import Frame
 from ullage.manager.page.gate import PageGate
 from ullage.manager.page.gpus import show_gpus
 from ullage.manager.page.job import show_job
 from ullage.manager.page.queue import show_queue
-from ullage.manager.page.reports import show_reports
+from ullage.manager.page.reports import ReportSheet
 from ullage.manager.page.sessions import Session, Sessions
-from ullage.manager.page.submit import show_submit
-from ullage.manager.page.timeline import show_timeline
+from ullage.manager.page.submit import SubmitPage
+from ullage.manager.page.timeline import Timeline
+
+
+def _show_view(title: str, view: Callable[[Session], Any], session: Session) -> None:
+    frame = Frame(session, title)
+    with frame.main:
+        shown = view(session)
+    frame.every_reading(shown.refresh)
+
 
 _PLACES: dict[str, Callable[[Session], Awaitable[None] | None]] = {
     "/": show_gpus,
     "/queue": show_queue,
-    "/timeline": show_timeline,
-    "/reports": show_reports,
-    "/submit": show_submit,
-    "/estimate": show_estimate,
+    "/timeline": partial(_show_view, "Timeline", Timeline),
+    "/reports": partial(_show_view, "Reports", ReportSheet),
+    "/submit": partial(_show_view, "Submit", SubmitPage),
+    "/estimate": partial(_show_view, "Estimate", EstimatePage),
 }
 
 
@@ -73,7 +83,7 @@ def _add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
 
     @ui.page("/estimate/{number}")
     def estimated(request: Request, number: Annotated[str, Path(pattern="^[0-9a-z-]{1,80}$")]) -> None:
-        show_estimate(_session(request), number)
+        _show_view("Estimate", partial(EstimatePage, number=number), _session(request))
 
     @ui.page("/job/{number}")
     def job(request: Request, number: Annotated[int, Path(ge=1, lt=2**53)]) -> None:

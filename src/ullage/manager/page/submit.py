@@ -21,20 +21,12 @@ from ullage.manager.page.elements import (
     text_field,
     words,
 )
-from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
 from ullage.text import plain
 from ullage.units import format_bytes
 
 _LOOK = 0.5  # seconds between two looks at an estimate that is under way
-
-
-def show_submit(session: Session) -> None:
-    frame = Frame(session, "Submit", "/submit")
-    with frame.main:
-        page = SubmitPage(session)
-    frame.every_reading(page.refresh)
 
 
 class JobForm:

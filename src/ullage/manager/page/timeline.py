@@ -13,7 +13,6 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.manager.job_words import reference
 from ullage.manager.page.charts import FAINT, LINES, figure, on_axis, use_charts
 from ullage.manager.page.elements import Cell, box, button, card, choice, problem, scrolled, show_table, words
-from ullage.manager.page.frame import Frame
 from ullage.manager.page.readings import DaemonReading, place_names
 from ullage.manager.page.sessions import Session
 from ullage.manager.simulation.history import RUNNING, as_it_is
@@ -65,18 +64,11 @@ class TimelineRun:
             raise InvalidValue(f"the value must be a time such as {_moment(self.first)}, got {text[:40]!r}") from None
 
 
-def show_timeline(session: Session) -> None:
-    frame = Frame(session, "Timeline", "/timeline")
-    use_charts()
-    with frame.main:
-        view = Timeline(session)
-    frame.every_reading(view.refresh)
-
-
 class Timeline:
     """The parts of the page, and the selected span of time."""
 
     def __init__(self, session: Session) -> None:
+        use_charts()
         self._session = session
         self._shown: TimelineRun | None = None
         self._span: tuple[float, float] | None = None  # none is chosen: all of it
