@@ -5,11 +5,9 @@ import sys
 import time
 from typing import Annotated, Any
 
-import typer
-
 from ullage.cli import completion
 from ullage.cli.jobs import Scope, of_verb, option_of, print_json
-from ullage.cli.options import Json, argument, option
+from ullage.cli.options import Json, argument, command_group, option
 from ullage.cli.tables import fitted
 from ullage.jobs.schedules import START_FORMS, parse_start
 from ullage.manager import verbs
@@ -17,14 +15,8 @@ from ullage.manager.client import Client
 from ullage.text import plain, plain_values
 from ullage.units import parse_duration
 
-admin = typer.Typer(
-    help="Drain and resume GPUs, and manage tokens for the HTTP API.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-token = typer.Typer(
-    help="Create, list and revoke tokens for the HTTP API.", no_args_is_help=True, rich_markup_mode="rich"
-)
+admin = command_group("Drain and resume GPUs, and manage tokens for the HTTP API.")
+token = command_group("Create, list and revoke tokens for the HTTP API.")
 admin.add_typer(token, name="token")
 
 Cards = Annotated[list[str], argument("GPU indices or UUIDs.", "GPU", complete=completion.cards)]

@@ -67,6 +67,10 @@ def argument(help: str, metavar: str, complete: Completer | None = None, default
     return typer.Argument(help=help, metavar=metavar, show_default=default, autocompletion=complete)
 
 
+def command_group(help: str) -> typer.Typer:
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode="rich")
+
+
 Json = Annotated[bool, option("Print JSON.", "--json")]
 Gpu = Annotated[str | None, option(_GPU, "--gpu -g NAME", default=_DEFAULT, complete=completion.gpus)]
 Gpus = Annotated[

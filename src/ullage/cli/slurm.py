@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from ullage.cli import completion
-from ullage.cli.options import Json, Network, Timeout, argument, option, parse_interval
+from ullage.cli.options import Json, Network, Timeout, argument, command_group, option, parse_interval
 from ullage.cli.tables import fitted
 from ullage.errors import InvalidValue, UllageError
 from ullage.home import home
@@ -28,11 +28,7 @@ if TYPE_CHECKING:
     from ullage.estimation.jobs.slurm_words import SbatchWords
     from ullage.manager.slurm.submission import SubmissionPlan
 
-slurm = typer.Typer(
-    help="Request as much of a GPU as a job needs in a Slurm cluster.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+slurm = command_group("Request as much of a GPU as a job needs in a Slurm cluster.")
 
 STATE = "slurm/runs.db"  # in ULLAGE_HOME: what the watcher remembers
 _ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}

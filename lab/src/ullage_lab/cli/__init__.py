@@ -3,11 +3,10 @@
 Nothing is computed here, and nothing that takes long is imported before a command runs.
 """
 
-import typer
-
+from ullage.cli.options import command_group
 from ullage_lab.cli import compare, data, draw, evaluate, measure, training
 
-lab = typer.Typer(help="Compare, measure and train estimators.", no_args_is_help=True, rich_markup_mode="rich")
+lab = command_group("Compare, measure and train estimators.")
 lab.command()(compare.compare)
 lab.command()(evaluate.evaluate)
 lab.add_typer(draw.draw, name="draw")

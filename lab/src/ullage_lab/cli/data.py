@@ -4,19 +4,16 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from ullage.cli import completion
-from ullage.cli.options import Json, argument, option
+from ullage.cli.options import Json, argument, command_group, option
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import format_bytes
 
-data = typer.Typer(
-    help="Data sets for learned estimators: clean measured files, show.", no_args_is_help=True, rich_markup_mode="rich"
-)
+data = command_group("Data sets for learned estimators: clean measured files, show.")
 _BAR = 30  # characters of the longest bar
 _MOST_CLASSES = 48
 _FIGURES = {

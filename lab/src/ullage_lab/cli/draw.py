@@ -4,20 +4,17 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from ullage.cli import completion
 from ullage.cli.measured_files import check_file
-from ullage.cli.options import Json, Seed, option
+from ullage.cli.options import Json, Seed, command_group, option
 from ullage.cli.progress import each
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes, parse_bytes, parse_duration
 
-draw = typer.Typer(
-    help="Draw lists of runs, convolutions and jobs to measure.", no_args_is_help=True, rich_markup_mode="rich"
-)
+draw = command_group("Draw lists of runs, convolutions and jobs to measure.")
 
 
 @draw.command()

@@ -7,23 +7,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 
 from ullage.cli import completion
 from ullage.cli.measured_files import appended, existing, measured_before, say_left
-from ullage.cli.options import Json, Seed, argument, option
+from ullage.cli.options import Json, Seed, argument, command_group, option
 from ullage.cli.progress import each, following
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import parse_duration
 
 _DRAWN_RUNS = 60  # whose calls are timed
 
-measure = typer.Typer(
-    help="Measure on this machine's GPU: data sets, operator calls, steps, jobs that share the card.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+measure = command_group("Measure on this machine's GPU: data sets, operator calls, steps, jobs that share the card.")
 Out = Annotated[Path, option("Append a line per measurement. Those already in the file are skipped.", "FILE")]
 Random = Annotated[int, option("Draw this many runs.", "--random N", min=1)]
 StopAfter = Annotated[str | None, option("Stop after this long, such as 8m.", "TIME")]

@@ -7,12 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ullage.cli import completion
 from ullage.cli.completion import FAMILIES
 from ullage.cli.measured_files import check_file
-from ullage.cli.options import Json, Seed, argument, option
+from ullage.cli.options import Json, Seed, argument, command_group, option
 from ullage.cli.progress import following
 from ullage.errors import InvalidValue, UnknownName
 from ullage_lab.cli.scores import print_noise_of_turns, print_rows, print_sharing, print_table7, print_utilization
@@ -20,10 +18,8 @@ from ullage_lab.cli.scores import print_noise_of_turns, print_rows, print_sharin
 if TYPE_CHECKING:
     from ullage_lab.train.protocol import Trained
 
-train = typer.Typer(
-    help="Train estimators on measured data: gpumemnet, fast, dnnperf; and gpuutilnet, utilization, sharing.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+train = command_group(
+    "Train estimators on measured data: gpumemnet, fast, dnnperf; and gpuutilnet, utilization, sharing."
 )
 Data = Annotated[
     Path, option("Rows written by 'ullage lab data clean' (Parquet), or the authors' table (.csv).", "FILE")
