@@ -18,9 +18,11 @@ from tests.paths import ROOT
 
 from ullage.errors import NoDaemon
 from ullage.jobs.job_files import JobSpec
+from ullage.jobs.validation import checked
 from ullage.manager.client import Client
 from ullage.manager.core.daemon import Daemon, make_daemon
-from ullage.manager.identity import this_user
+from ullage.manager.core.orders import arguments_model, parameters_of
+from ullage.manager.identity import Caller, this_user
 from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.settings import read_settings
 from ullage.manager.storage.database import Database
@@ -198,11 +200,19 @@ class Here:
             self.daemon = make_daemon(self.folder, self._settings, print, clock=clock)
         else:
             self.daemon = Daemon(self.folder, self._settings, monitor, say=print, clock=clock)
-        asyncio.run(self.daemon.run(self._ready.set))
+        asyncio.run(self.daemon.run(self._begin))
+
+    def _begin(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready.set()
 
     def call(self, verb: str, **arguments: Any) -> Any:
         """Do an order as the user of this process."""
-        return self.daemon.call_from_thread(this_user(), verb, arguments)
+        return self.call_as(this_user(), verb, arguments)
+
+    def call_as(self, caller: Caller, verb: str, arguments: dict[str, Any]) -> Any:
+        values = dict(checked(arguments_model(verb, parameters_of(verb)), arguments, verb))
+        return asyncio.run_coroutine_threadsafe(self.daemon.call(caller, verb, values), self._loop).result()
 
     def submit(self, script: str, **more: Any) -> int:
         """Submit a shell script; its number."""

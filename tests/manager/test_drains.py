@@ -140,7 +140,7 @@ def test_only_operators_drain(make_here):
     stranger = Caller(4242, 4242, "stranger", False)
     for verb, arguments in (("drain", {"gpu": 0, "users": [OTHER]}), ("resume", {"gpu": 0})):
         with pytest.raises(NotAllowed, match="operators may"):
-            here.daemon.call_from_thread(stranger, verb, arguments)
+            here.call_as(stranger, verb, arguments)
 
 
 def test_over_http_it_is_the_same(home):

@@ -13,7 +13,40 @@ import pytest
 from ullage.errors import NoDaemon
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.client import Client
-from ullage.manager.fault_injection import POINTS, SUPERVISOR_POINTS
+
+# In the order in which a job meets them.
+POINTS = (
+    "submit-before-commit",
+    "order-before-commit",
+    "submit-before-answer",
+    "order-before-answer",
+    "estimated-before-commit",
+    "estimated",
+    "edit-before-commit",
+    "edited",
+    "place-before-commit",
+    "placed",
+    "folder-made",
+    "order-written",
+    "supervisor-started",
+    "running-before-commit",
+    "running",
+    "stop-before-commit",
+    "stop-decided",
+    "stop-written",
+    "stop-sent",
+    "over-before-commit",
+    "over",
+    "notify-before-delivery",
+    "notify-delivered",
+    "retry-before-commit",
+    "requeue-before-commit",
+    "requeued",
+    "adopt-begun",
+    "adopt-revoked",
+)
+# Inside the process that watches one job; there it is that process which ends.
+SUPERVISOR_POINTS = ("supervisor-locked", "supervisor-forked", "supervisor-recorded", "supervisor-waited")
 
 # Fails as PyTorch does when its GPU is full, the first time; needs no PyTorch.
 OUT_OF_MEMORY = """

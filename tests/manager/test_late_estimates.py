@@ -11,7 +11,6 @@ from tests.manager.test_estimating import user_asks
 from tests.manager.test_kills import Keeper, ask
 
 from ullage.manager.core.estimates import Estimates
-from ullage.manager.fault_injection import REVISION_POINTS
 from ullage.manager.settings import EstimateSettings
 from ullage.sandbox.parent import Outcome
 from ullage.sandbox.recording import Reads, digest
@@ -340,7 +339,7 @@ def all_are(home, numbers, state):
     [
         pytest.param(change, point, marks=[] if (change, point) == ("shrinks", "revised") else pytest.mark.slow)
         for change in CHANGES
-        for point in REVISION_POINTS
+        for point in ("revise-before-commit", "revised")
     ],
 )
 def test_a_kill_while_a_promise_changes_loses_nothing(home, change, point):

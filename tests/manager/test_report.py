@@ -185,7 +185,7 @@ def test_an_attempt_keeps_its_energy_and_its_part_of_the_gpu(on_nvml):
 
 
 def ask_as(here, who, operator=False, **arguments):
-    return here.daemon.call_from_thread(Caller(4242, 4242, who, operator), "report", arguments)
+    return here.call_as(Caller(4242, 4242, who, operator), "report", arguments)
 
 
 def test_a_user_sees_nobody_else_unless_the_site_says_so(make_here):

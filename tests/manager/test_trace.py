@@ -24,7 +24,7 @@ from fake_nvml import GIB, FakeGpu, FakeNvml  # noqa: E402
 
 
 def ask_as(here, who, operator=False, **arguments):
-    return here.daemon.call_from_thread(Caller(4242, 4242, who, operator), "trace", arguments)
+    return here.call_as(Caller(4242, 4242, who, operator), "trace", arguments)
 
 
 def on_h200(make_here, **settings):

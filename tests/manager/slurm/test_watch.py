@@ -23,8 +23,20 @@ from ullage.manager.slurm import commands
 from ullage.manager.slurm.commands import read_comment
 from ullage.manager.slurm.outputs import ENDED
 from ullage.manager.slurm.runs import LET_GO, RunStore
-from ullage.manager.slurm.watcher import CRASH_POINTS, Watcher, WatchTerms
+from ullage.manager.slurm.watcher import Watcher, WatchTerms
 from ullage.virtual.shared_card.cards import Cards, environment
+
+# Where the watcher may end (`ULLAGE_CRASH_AT`), in the order in which a job meets them.
+CRASH_POINTS = (
+    "slurm-before-decision",
+    "slurm-decided",
+    "slurm-requeued",
+    "slurm-held",
+    "slurm-more",
+    "slurm-updated",
+    "slurm-let-go",
+    "slurm-noted",
+)
 
 SIZED = '--comment=night run ullage:{"upper":1,"shards":12}'
 MEMORY = (

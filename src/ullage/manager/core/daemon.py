@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ullage.errors import NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError
-from ullage.jobs.validation import checked
 from ullage.manager.api.app import App
 from ullage.manager.api.gate import Gate
 from ullage.manager.api.server import Remote, Server
@@ -30,7 +29,7 @@ from ullage.manager.core.host_share import host_of
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.locks import lock_gpus, lock_home
 from ullage.manager.core.notifications import Notifier
-from ullage.manager.core.orders import Orders, arguments_model, parameters_of
+from ullage.manager.core.orders import Orders
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
 from ullage.manager.core.watchdog import Handled, Watchdog
@@ -42,7 +41,7 @@ from ullage.manager.placement import Ledger
 from ullage.manager.policy_files import load_policy
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.launcher import Launcher
-from ullage.manager.running.mps import sharing_of
+from ullage.manager.running.mps import Mps, TimeSlicing
 from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.database import Database
 from ullage.manager.storage.group_commit import GroupCommit
@@ -90,7 +89,7 @@ class Daemon:
             place.mkdir(parents=True, exist_ok=True, mode=0o755)
         self._locks = [lock_home(folder), *gpu_locks]
         self.database = Database(folder, new, say)
-        sharing = sharing_of(settings.sharing, self._run, say)
+        sharing = Mps(self._run, say) if settings.sharing == "mps" else TimeSlicing()
         self.context = ManagerContext(
             folder=folder,
             settings=settings,
@@ -310,12 +309,6 @@ class Daemon:
                 elif verb == "estimated":
                     ending, is_open = self.context.service.ending, self.questions.is_open
                     await self._news.wait_for(lambda: ending.is_set() or not is_open(arguments["estimate"]))
-
-    def call_from_thread(self, caller: Caller, verb: str, arguments: dict[str, Any]) -> Any:
-        """Call from any other thread."""
-        assert self._loop is not None, "the daemon is not serving yet"
-        values = dict(checked(arguments_model(verb, parameters_of(verb)), arguments, verb))
-        return asyncio.run_coroutine_threadsafe(self.call(caller, verb, values), self._loop).result()
 
     def _tell_news(self) -> None:
         async def tell() -> None:

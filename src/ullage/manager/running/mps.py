@@ -77,7 +77,3 @@ class Mps(TimeSlicing):
             limit = f"{max(1, spec.mps_memory // MIB)}M"
             variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{place}={limit}" for place in range(len(slots)))
         return variables
-
-
-def sharing_of(name: str, folder: Path, say: Callable[[str], None]) -> TimeSlicing:
-    return Mps(folder, say) if name == "mps" else TimeSlicing()

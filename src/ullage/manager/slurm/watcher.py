@@ -24,17 +24,6 @@ from ullage.manager.slurm.runs import DECIDED, HELD, LET_GO, LOST, OVER, RELEASE
 from ullage.manager.storage.records import Cause
 from ullage.units import GIB
 
-# Where a test may end the watcher (`ULLAGE_CRASH_AT`), in the order in which a job meets them.
-CRASH_POINTS = (
-    "slurm-before-decision",
-    "slurm-decided",
-    "slurm-requeued",
-    "slurm-held",
-    "slurm-more",
-    "slurm-updated",
-    "slurm-let-go",
-    "slurm-noted",
-)
 # A node refuses a job that is started in the second in which its last run ended ("already killed, do not launch"), and
 # Slurm takes that for a run that failed.
 _SOON = "now+2seconds"
