@@ -10,7 +10,7 @@
 
 from ullage.allocator.blocks import NO_LIMIT, Block
 from ullage.allocator.caching import CachingAllocator, OutOfMemory, format_size
-from ullage.allocator.checkpoints import PoolState, Restored, checkpoint, restore
+from ullage.allocator.checkpoints import PoolState, checkpoint, restore
 from ullage.allocator.config import AllocatorConfig, AllocatorConfigError
 from ullage.allocator.private_pools import PoolId
 from ullage.allocator.request_log import History, RequestLog
@@ -25,7 +25,6 @@ __all__ = [
     "OutOfMemory",
     "PoolId",
     "PoolState",
-    "Restored",
     "format_size",
     "RequestLog",
     "checkpoint",

@@ -48,7 +48,8 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
     Reasons for differences and the assumptions follow the table. It fits 80 columns.
     """
     console = console or Console()
-    console.print(_gpu_table(sorted(estimates, key=_usefulness)))
+    ordered = sorted(estimates, key=lambda e: (not e.fits, e.gpu_memory if e.fits else -e.gpu_memory, e.gpu))
+    console.print(_gpu_table(ordered))
     runs = sum(e.computed_on is None for e in estimates)
     shared = f"{runs} runs, the others share one of the same kernels" if runs < len(estimates) else f"{runs} runs"
     console.print(f"fits on {sum(e.fits for e in estimates)} of {len(estimates)} GPUs; {shared}")
@@ -60,10 +61,6 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
 
 
 _WITHOUT_LIMIT = "ran out of memory; the figures assume a card without a memory limit"
-
-
-def _usefulness(e: Estimate) -> tuple[bool, int, str]:
-    return not e.fits, e.gpu_memory if e.fits else -e.gpu_memory, e.gpu
 
 
 def _gpu_table(estimates: Sequence[Estimate]) -> Table:

@@ -22,9 +22,6 @@ class Request:
     operator: str = ""
     where: str = ""
 
-    def same_as(self, other: "Request") -> bool:
-        return (self.action, self.size) == (other.action, other.size)
-
     def __str__(self) -> str:
         return f"{'take' if self.action == ALLOC else 'free'} {self.size:,} B"
 
@@ -86,7 +83,8 @@ def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Req
 def first_difference(recorded: list[Request], virtual: list[Request], around: int = 6) -> Difference | None:
     """The first request that differs, with some before and after it; `None` if the runs are the same."""
     pairs = zip(recorded, virtual, strict=False)
-    index = next((place for place, (a, b) in enumerate(pairs) if not a.same_as(b)), min(len(recorded), len(virtual)))
+    differ = (place for place, (a, b) in enumerate(pairs) if (a.action, a.size) != (b.action, b.size))
+    index = next(differ, min(len(recorded), len(virtual)))
     if index == len(recorded) and all(request.action == FREE for request in virtual[index:]):
         return None  # the recording stopped before the program let go of everything
     begin = max(0, index - around)

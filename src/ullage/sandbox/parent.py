@@ -28,7 +28,7 @@ from ullage.sandbox.environment import environment, is_guest
 from ullage.sandbox.guard import Order, Sandbox
 from ullage.sandbox.limits import MOST_WRITTEN, NO_LIMITS, Limits, Watch
 from ullage.sandbox.overlay import is_private
-from ullage.sandbox.process_identity import this_process
+from ullage.sandbox.process_identity import signal_name, this_process
 from ullage.sandbox.protocol import Exceeded, LimitKind, Messages
 from ullage.sandbox.recording import Reads, reads_of
 from ullage.sandbox.spawn import (
@@ -309,13 +309,6 @@ def outcome_of(messages: Messages, code: int | None, exceeded: Exceeded | None =
 def how_it_ended(code: int | None, output: str = "") -> str:
     """Describe the end of a process without an answer, to continue "the process"."""
     if code is not None and code < 0:
-        return f"was ended by {_signal_name(-code)}" + (" (was memory short?)" if code == -signal.SIGKILL else "")
+        return f"was ended by {signal_name(-code)}" + (" (was memory short?)" if code == -signal.SIGKILL else "")
     last = Outcome(output=output).last_lines(1)[:400]
     return f"ended without an answer, with exit code {code}" + (f": {last}" if last else "")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -107,3 +108,10 @@ def descendants(root: int, below: Mapping[int, list[int]] | None = None) -> dict
         parents |= fresh
         layer = list(fresh)
     return parents
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -171,7 +171,8 @@ def wait_for_children(request: dict[str, Any]) -> None:
             os.close(ready)
             _fork_for_guards(channel, imported, idle, until_ready)
             os._exit(0)
-        if not _can_fork_after(filter(_is_installed, request["later"])):
+        installed = (name for name in request["later"] if importlib.util.find_spec(name.partition(".")[0]) is not None)
+        if not _can_fork_after(installed):
             os.waitpid(deputy, 0)
             return
         os.close(ready)
@@ -192,10 +193,6 @@ def _can_fork_after(modules: Iterable[str]) -> bool:
     gc.collect()
     gc.freeze()  # the pages of what is there stay shared
     return count_threads() == 1
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module.partition(".")[0]) is not None
 
 
 def _fork_for_guards(channel: FdChannel, imported: recording.Reads, idle: float, end: int | None = None) -> None:

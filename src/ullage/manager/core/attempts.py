@@ -268,12 +268,9 @@ class AttemptTracker:
         """Stop a live job, for a reason that its supervisor writes into the exit record."""
         with self._context.store.transaction():
             job = self._context.store.move(job, "stop", State.STOPPING, text, stop_reason=reason)
-            self._context.store.afterwards(partial(self._stop_decided, job))
+            self._context.store.afterwards(partial(crash_point, "stop-decided"))
+            self._context.store.afterwards(partial(self.send_stop, job))
             crash_point("stop-before-commit")
-
-    def _stop_decided(self, job: JobRecord) -> None:
-        crash_point("stop-decided")
-        self.send_stop(job)
 
     def send_stop(self, job: JobRecord) -> None:
         """Tell the supervisor to stop the job; may be repeated."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ullage.manager.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
 from ullage.manager.running.supervisor import CHECKPOINT_EXIT
 from ullage.manager.storage.records import INFRASTRUCTURE, AttemptRecord, Cause, JobRecord
+from ullage.sandbox.process_identity import signal_name
 from ullage.units import parse_bytes
 
 # What PyTorch, TensorFlow, JAX, CUDA and Python print when memory or a GPU is gone.
@@ -142,7 +143,7 @@ def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lo
 def _by_words(
     words: OutputEvidence | None, code: int | None, number: int | None, gpu_lost: bool, mps_lost: bool
 ) -> AttemptEnd:
-    how = f"exit code {code}" if number is None else f"ended by {_signal_name(number)}"
+    how = f"exit code {code}" if number is None else f"ended by {signal_name(number)}"
     if words is not None:
         return AttemptEnd(words.cause, f"{how}: {words.line}", words.needed)
     if gpu_lost:
@@ -219,10 +220,3 @@ def what_next(
         return stay
     following = after_failure(failure, largest, rules)
     return following._replace(text=f"{why if following.again else ended.detail}; {following.text}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -78,7 +78,8 @@ class Intake:
         parts = yield from self._parts(caller, spec)
         common = self._common(caller, spec) | {"submission": key}
         made = yield from self._store.submit(common, parts, spec.throttle)
-        self._store.afterwards(partial(self._accepted, made))
+        self._store.afterwards(partial(crash_point, "submit-before-answer"))
+        self._store.afterwards(partial(self.want, made))
         return made
 
     def _parts(self, caller: Caller, spec: JobSpec) -> Generator[None, None, list[Part]]:
@@ -114,10 +115,6 @@ class Intake:
             (new_job({**common, **own, "id": first + number, "array_id": array}), needs)
             for number, (own, needs) in enumerate(parts)
         ]
-
-    def _accepted(self, made: list[JobRecord]) -> None:
-        crash_point("submit-before-answer")
-        self.want(made)
 
     def check(self, caller: Caller, spec: JobSpec, new: int = 0) -> None:
         """Refuse impossible requests; `new` is the number of jobs to add to the queue."""
@@ -407,12 +404,9 @@ class Intake:
         )
         before = "a GPU alone" if attempt.exclusive else format_bytes(attempt.promise or 0)
         self._store.event("promised", job, f"{format_bytes(max(sizes))} instead of {before}", attempt.number)
-        self._store.afterwards(partial(self._revised, job.id, memory))
+        self._store.afterwards(partial(crash_point, "revised"))
+        self._store.afterwards(partial(self._context.ledger.revise, job.id, memory, exclusive=False))
         crash_point("revise-before-commit")
-
-    def _revised(self, job: int, memory: Mapping[str, int]) -> None:
-        crash_point("revised")
-        self._context.ledger.revise(job, memory, exclusive=False)
 
     def _holds(self, job: JobRecord) -> bool:
         """Whether to hold a job whose script fails during the estimate. A script that may have lacked a second GPU or

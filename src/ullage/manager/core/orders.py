@@ -266,7 +266,7 @@ class Orders:
         number = self._one(caller, job)
         record = self._store.job(number)
         self._check_mine(caller, record, "read the output of")
-        attempts = self._store.attempts_of(number)
+        attempts = self._store.history.attempts([number]).get(number, [])
         chosen = next((each for each in reversed(attempts) if attempt in (None, each.number)), None)
         if chosen is None:
             if attempt is not None:

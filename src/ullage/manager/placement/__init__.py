@@ -9,7 +9,7 @@ from ullage.manager.placement.fairness import Account, UsageAccounts, claimed, f
 from ullage.manager.placement.ledger import Ledger
 from ullage.manager.placement.policies import policies
 from ullage.manager.placement.reasons import PassOutcome, Waiting
-from ullage.manager.placement.recovery import Failure, RecoveryRules, RetryDecision, after_failure
+from ullage.manager.placement.recovery import Failure, RecoveryRules, after_failure
 from ullage.manager.placement.rules import Rules, Speeds
 from ullage.manager.placement.snapshot import Activity, Booking, Decision, HostShare, Job, Running, Slot, by_slot
 
@@ -24,7 +24,6 @@ __all__ = [
     "Ledger",
     "PassOutcome",
     "RecoveryRules",
-    "RetryDecision",
     "Rules",
     "Running",
     "Slot",

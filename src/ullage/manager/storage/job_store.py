@@ -228,9 +228,6 @@ class JobStore:
                 raise NoSuchJob(str(number))
         return [job or past[number] for number, job in zip(numbers, records, strict=True)]
 
-    def attempts_of(self, number: int) -> list[AttemptRecord]:
-        return self.history.attempts([number]).get(number, [])
-
     @property
     def next_number(self) -> int:
         return max(self._last_job, self._pending.last_job) + 1

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import json
 import lzma
 import math
 import re
@@ -36,6 +37,14 @@ def opened(path: Path) -> Iterator[IO[str]]:
         raise InvalidValue(f"{path} is not CSV: {error}") from None
     except OSError as error:
         raise InvalidValue(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_json(path: Path) -> Any:
+    with opened(path) as file:
+        try:
+            return json.load(file)
+        except json.JSONDecodeError as error:
+            raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
 
 
 def check_target(path: Path, kind: str, is_ours: Callable[[str], bool]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue, UllageError, UnknownName, nearest
 from ullage.manager.simulation.assignment import TraceFormat
-from ullage.manager.simulation.formats.files import TraceRow, first_row, head, opened, table
+from ullage.manager.simulation.formats.files import TraceRow, first_row, head, opened, read_json, table
 from ullage.manager.simulation.known import known_workload, known_workloads
 from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.performance.result import Utilization
@@ -188,11 +188,7 @@ def _names(kinds: Sequence[JobKind]) -> dict[int, str]:
 
 
 def _read_json(path: Path) -> JobTrace:
-    with opened(path) as file:
-        try:
-            content = json.load(file)
-        except json.JSONDecodeError as error:
-            raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    content = read_json(path)
     content = {"jobs": content} if isinstance(content, list) else content
     if not isinstance(content.get("jobs"), list) or not isinstance(content.get("kinds", {}), dict):
         raise InvalidValue(f'{path} must be a list of jobs, or an object with "jobs", a list, and "kinds", an object')

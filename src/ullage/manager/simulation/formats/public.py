@@ -4,7 +4,6 @@ They say when jobs came, how long they ran and on how many GPUs, and not what th
 """
 
 import csv
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ullage.manager.simulation.formats.files import (
     has_columns,
     head,
     left_out,
-    opened,
+    read_json,
     seconds_of,
     table,
 )
@@ -24,11 +23,7 @@ from ullage.manager.simulation.trace import JobTrace
 
 
 def _read_philly(path: Path, assignment: Assignment) -> JobTrace:
-    with opened(path) as file:
-        try:
-            content = json.load(file)
-        except json.JSONDecodeError as error:
-            raise InvalidValue(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
+    content = read_json(path)
     if not isinstance(content, list):
         raise InvalidValue(f"{path} must be a list of jobs, got {type(content).__name__}")
     jobs = [_philly_job(f"{path}, job {number}", values) for number, values in enumerate(content, 1)]
