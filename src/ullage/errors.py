@@ -1,28 +1,6 @@
 """Every exception that Ullage raises on purpose.
 
-    UllageError
-    ├── UnknownName             no such GPU, model, estimator ...; carries the nearest valid names
-    ├── InvalidValue            a size, a duration, a setting that cannot be read
-    ├── MissingPackage          an optional package is needed; carries the line to type
-    ├── UnsupportedOperation    the virtual GPU cannot follow this operator or call
-    ├── ScriptFailed            an estimated script failed; carries the end of its output
-    ├── NoGPUSource             no tool on this machine reports what its GPUs do
-    ├── DeviceLost              a GPU does not answer any more
-    ├── UnsupportedPlatform     this build of PyTorch or this system cannot host a virtual GPU
-    ├── NestedGPUError          a virtual GPU is already in use in another thread
-    ├── Overbooked              memory that is already promised cannot be promised again
-    ├── PolicyFailed            a custom policy raised an error or returned an invalid result
-    ├── StoreDamaged            the manager's database cannot be trusted; carries how to restore it
-    ├── DamagedRecord           a job's row in the database cannot be read; the others can
-    ├── StoreFull               nothing could be written, so the request was not carried out
-    ├── NotAllowed              another user's job, or a command for operators only
-    ├── NoSuchJob               no job has this number or name
-    ├── NoDaemon                no daemon runs for this home folder
-    ├── OtherVersion            the daemon and the command are of versions that do not understand each other
-    ├── AlreadyServing          a daemon already runs for it
-    └── SlurmFailed             a command of Slurm failed, or there is no Slurm here
-
-Running out of the virtual GPU's memory is not in this tree: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
+Running out of the virtual GPU's memory is not one: like a real GPU it raises `torch.cuda.OutOfMemoryError`.
 """
 
 import difflib

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -140,18 +140,7 @@ def max_batch(
     request = request_from(source, args, **options)
     if jobs:
         _count_jobs(request, gpu, as_json)
-    else:
-        _search(request, gpu, maximize, batch_arg, given(options), as_json)
-
-
-def _search(
-    request: JobRequest,
-    gpu: str | None,
-    what: str,
-    batch_arg: str | None,
-    sizes: Mapping[str, Any],
-    as_json: bool,
-) -> None:
+        return
     from ullage.estimation.largest_batch import WHAT, search
 
     with following("searching") as going:
@@ -159,8 +148,9 @@ def _search(
         def after_trial(trial: int, number: int, answer: Estimate) -> None:
             going.doing(f"{number} {'fits' if answer.fits else 'does not fit'}", trial)
 
-        start = sizes.get(WHAT[what][0]) if what in WHAT else None
-        best = search(request, gpu or default_gpu(), what=what, batch_arg=batch_arg, start=start, progress=after_trial)
+        start = given(options).get(WHAT[maximize][0]) if maximize in WHAT else None
+        card = gpu or default_gpu()
+        best = search(request, card, what=maximize, batch_arg=batch_arg, start=start, progress=after_trial)
     if as_json:
         print(json.dumps(best.to_dict()))
         return
@@ -233,20 +223,7 @@ def estimate(
     check_plan(plan, request)
     if gpu is not None and ("," in gpu or gpu.strip().casefold() == ALL):
         _over_gpus(request, plan, gpu, as_json)
-    else:
-        _one(request, plan, gpu, as_json, timeline, snapshot, advice, depth if layers else None)
-
-
-def _one(
-    request: JobRequest,
-    plan: Training,
-    gpu: str | None,
-    as_json: bool,
-    timeline: Path | None,
-    snapshot: Path | None,
-    wants_advice: bool,
-    depth: int | None,
-) -> None:
+        return
     card = find_gpu(gpu or default_gpu())
     for file in (timeline, snapshot):
         check_file(file)
@@ -269,18 +246,18 @@ def _one(
 
         snapshot_file.write(request.trace, snapshot)
     if as_json:
-        print(answer.to_json(timeline=False, layers=depth is not None))
+        print(answer.to_json(timeline=False, layers=layers))
         return
-    options: Sequence[Suggestion] = ()
-    if wants_advice and not answer.fits and request.is_ullage:
+    changes: Sequence[Suggestion] = ()
+    if advice and not answer.fits and request.is_ullage:
         with errors.status("looking for what would make it fit ...") as status:
-            options = suggestions(
+            changes = suggestions(
                 request, card, answer_request, answer, lambda text: status.update(f"estimating {text} ...")
             )
     from ullage.estimation.tables import print_layers, print_report
 
-    print_report(answer, Console(), options)
-    if depth is not None:
+    print_report(answer, Console(), changes)
+    if layers:
         print()
         print_layers(answer, Console(), depth)
 
