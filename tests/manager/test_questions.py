@@ -10,6 +10,10 @@ import requests
 import ullage
 import ullage.manager
 from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
+from ullage.jobs.estimate_spec import EstimateSpec
+from ullage.jobs.job_files import JobSpec
+from ullage.manager.core.estimates import key_of
+from ullage.manager.core.questions import question_of, request_of
 
 MODEL = {"model": "torchvision:alexnet", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}, "gpu": "T4"}
 SCRIPT = """
@@ -125,6 +129,20 @@ def test_a_question_and_a_job_share_one_estimate(asked):
     assert question(["16"], gpu="T4") != [later], "a GPU of its own"
     (asked.work / "width.py").write_text("WIDTH = 65536\n")
     assert question(["16"])[0]["upper"] > later["upper"], "a file that the script reads is another"
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"command": ["python", "train.py"], "gpus": 2},
+        {"command": ["torchrun", "--nproc_per_node", "2", "train.py"], "gpus": 2, "env": {"BATCH": "8"}},
+        {"command": ["make"], "model": "torchvision:alexnet", "batch_size": 4},
+    ],
+)
+def test_a_job_asks_what_the_question_about_it_asks(job):
+    spec = JobSpec.model_validate({**job, "cwd": "/home/ann"})
+    question = EstimateSpec.model_validate(question_of(spec) | {"gpu": "T4"})
+    assert request_of(question, uid=1, gid=1).key == key_of(spec, 1, "ullage", ["T4"])
 
 
 @pytest.mark.slow

@@ -112,17 +112,10 @@ def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
     """The id of an estimate for a job that does not say how much memory it needs; `None` if there is none in time."""
     if spec.memory is not None or spec.gpus == 0:
         return None
-    from ullage.estimation.jobs.command import script_of
+    from ullage.manager.core.questions import question_of
 
-    script = script_of(spec.command)
-    question: dict[str, Any] = {"command": spec.command, "options": script.ranks(spec.gpus) if script else {}}
-    if spec.model is not None:
-        options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
-        question = {"model": spec.model, "options": options}
-    where = {"cwd": spec.cwd, "env": spec.env, "venv": spec.venv, "conda": spec.conda, "estimator": spec.estimator}
-    question |= {name: value for name, value in where.items() if value} | {"details": False}
     try:
-        answer = manager.estimate(timeout=patience, **question)
+        answer = manager.estimate(timeout=patience, **question_of(spec))
     except TimeoutError as error:
         print(f"ullage: {plain(str(error))}", file=sys.stderr)
         return None

@@ -136,6 +136,12 @@ class EstimateAnswer:
     def text(self) -> str:
         return f"{self.note} (kept from before)" if self.cached else self.note
 
+    def shown(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a question (`EstimateSpec`), without the two long parts if it wants no `details`."""
+        left_out = () if question.get("details", True) else ("timeline", "layers")
+        estimates = [{name: each[name] for name in each if name not in left_out} for each in self.estimates]
+        return {"estimates": estimates, "advice": self.advice, "reason": reason_of(self)}
+
     def to_dict(self) -> dict[str, Any]:
         """Return what the cache stores, ready for JSON."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "cached"}

@@ -11,15 +11,9 @@ from ullage.estimation.estimators.registry import check_name
 from ullage.estimation.result import Estimate
 from ullage.hardware import gpu as find_gpu
 from ullage.jobs.estimate_spec import SCRIPT, EstimateSpec
+from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
-from ullage.manager.core.estimates import (
-    EstimateAnswer,
-    EstimateQuestion,
-    EstimateRequest,
-    key_of,
-    questions_of,
-    reason_of,
-)
+from ullage.manager.core.estimates import EstimateAnswer, EstimateQuestion, EstimateRequest, key_of, questions_of
 from ullage.manager.core.intake import NOBODY, Intake
 from ullage.manager.core.works import read_utilization
 from ullage.manager.identity import Caller, rights
@@ -147,7 +141,7 @@ class Questions:
 
     def _answered(self, id: str, answer: EstimateAnswer) -> None:
         if id in self._open:
-            self._answer(id, shown(answer, self._open[id].question))
+            self._answer(id, answer.shown(self._open[id].question))
 
     def _answer(self, id: str, answer: dict[str, Any]) -> None:
         """Store the answer, and drop the question's variables, which may be secret."""
@@ -193,6 +187,13 @@ def questions_about(spec: EstimateSpec) -> list[EstimateQuestion]:
     return [replace(each, options={**each.options, **spec.options}) for each in questions_of(spec.job)]
 
 
+def question_of(spec: JobSpec) -> dict[str, Any]:
+    """Return the question whose answer is the estimate of a job."""
+    names = {"model" if spec.model is not None else "command", "cwd", "env", "venv", "conda", "estimator"}
+    options = next((each.options for each in questions_of(spec)), {})
+    return {**spec.model_dump(include=names, exclude_none=True), "options": options, "details": False}
+
+
 def request_of(spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) -> EstimateRequest:
     estimator, job, questions = spec.estimator or estimator, spec.job, questions_about(spec)
     estimator = "ullage" if estimator == NOBODY else estimator
@@ -208,13 +209,6 @@ def request_of(spec: EstimateSpec, uid: int, gid: int, estimator: str = NOBODY) 
         rights=rights(uid, gid),
         advice=spec.advice,
     )
-
-
-def shown(answer: EstimateAnswer, question: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer as it is told to who asked that question: in full, or without `details`."""
-    left_out = () if question.get("details", True) else ("timeline", "layers")
-    estimates = [{name: each[name] for name in each if name not in left_out} for each in answer.estimates]
-    return {"estimates": estimates, "advice": answer.advice, "reason": reason_of(answer)}
 
 
 def known_gpus(spec: EstimateSpec) -> list[str]:

@@ -17,7 +17,7 @@ from ullage.hardware import default_gpu
 from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.validation import checked
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates
-from ullage.manager.core.questions import known_gpus, request_of, shown
+from ullage.manager.core.questions import known_gpus, request_of
 from ullage.manager.running.launcher import write_whole
 from ullage.manager.settings import EstimateSettings
 
@@ -104,7 +104,7 @@ class OwnEstimates:
         state = "done" if answer.estimates else "failed"
         for number in map(str, numbers):
             asked = self._open.pop(number)
-            self._keep(asked | {"state": state} | shown(answer, asked["question"]))
+            self._keep(asked | {"state": state} | answer.shown(asked["question"]))
 
     def _keep(self, answer: Answer) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -9,6 +9,7 @@ from nicegui import ui
 
 from ullage.errors import InvalidValue, NoDaemon, UllageError
 from ullage.jobs.job_files import make_job
+from ullage.manager.core.questions import question_of
 from ullage.manager.job_words import promised_on, trial_words
 from ullage.manager.page.elements import (
     box,
@@ -138,8 +139,7 @@ class SubmitPage:
         self._hint.set_text("As it is now. Nothing was submitted.")
 
     async def _estimated(self, job: dict[str, Any]) -> dict[str, Any]:
-        question = {name: job[name] for name in ("command", "cwd", "venv", "conda") if name in job}
-        answer = await self._session.questions.ask(question | {"details": False})
+        answer = await self._session.questions.ask(question_of(make_job(job, "the job")))
         while answer["state"] == "waiting":
             self._status.set_text(f"It {answer['reason'] or 'waits'}.")
             await asyncio.sleep(_LOOK)
