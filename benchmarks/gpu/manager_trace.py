@@ -343,14 +343,44 @@ def line(found: dict[str, Any], first: dict[str, Any]) -> str:
     )
 
 
-def print_kept(path: Path) -> None:
-    records = [json.loads(text) for text in path.read_text().splitlines()]
-    for trace in dict.fromkeys(record.get("trace") for record in records):
+def print_kept(paths: list[Path]) -> None:
+    """The figures of kept runs by trace, and on average those of `ullage` against each other policy."""
+    records = [json.loads(text) for path in paths for text in path.read_text().splitlines()]
+    same: dict[tuple[str | None, int | None], list[dict[str, Any]]] = {}
+    for record in records:
+        named = "trace" in record
+        same.setdefault((record["trace"], record["seed"]) if named else (None, None), []).append(record)
+    for (trace, seed), runs in same.items():
         if trace is not None:
-            print(f"{trace}:")
-        same = [record for record in records if record.get("trace") == trace]
-        for record in same:
-            print(line(record, same[0]))
+            print(f"{trace}, seed {seed}:")
+        for run in runs:
+            print(line(run, runs[0]))
+    if None not in {trace for trace, _ in same}:
+        print_compared(list(same.values()))
+
+
+def print_compared(traces: list[list[dict[str, Any]]]) -> None:
+    """How much shorter `ullage` is than policies that shared the GPU in the same way. Repeated runs count once."""
+    less: dict[str, list[tuple[float, float]]] = {}
+    for runs in traces:
+        means = {
+            name: tuple(
+                statistics.mean(run[key] for run in runs if run["run"] == name)
+                for key in ("makespan_s", "completion_s")
+            )
+            for name in dict.fromkeys(run["run"] for run in runs)
+        }
+        for name, figures in means.items():
+            policy, plus, sharing = name.partition("+")
+            ours = means.get(f"ullage{plus}{sharing}")
+            if ours is not None and not policy.startswith("ullage"):
+                less.setdefault(policy, []).append((1 - ours[0] / figures[0], 1 - ours[1] / figures[1]))
+    for policy, pairs in less.items():
+        makespans, completions = zip(*pairs, strict=True)
+        print(
+            f"ullage against {policy}, {len(pairs)} traces: makespan {statistics.mean(makespans):.1%} less (worst "
+            f"{min(makespans):.1%}), completion {statistics.mean(completions):.1%} less (worst {min(completions):.1%})"
+        )
 
 
 def main() -> None:
@@ -364,15 +394,15 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=900.0, help="seconds that a job may take in all")
     parser.add_argument("--virtual", help="virtual GPUs instead of real ones, such as 1xA100-40GB")
     parser.add_argument("--out", type=Path, help="append the figures as JSON lines")
-    parser.add_argument("--kept", type=Path, help="print the figures of such a file")
+    parser.add_argument("--kept", type=Path, nargs="+", help="print the figures of such files")
     options = parser.parse_args()
     if options.list:
         for name, trace in TRACES.items():
             print(f"{name}: {', '.join(f'{each.name} {getattr(trace, each.name)}' for each in fields(trace)[1:])}")
         return
-    if options.kept is not None and not options.kept.is_file():
-        parser.error(f"--kept must name a file that --out wrote, but {options.kept} does not exist")
-    if options.kept is not None:
+    if missing := [path for path in options.kept or () if not path.is_file()]:
+        parser.error(f"--kept must name files that --out wrote, but {missing[0]} does not exist")
+    if options.kept:
         print_kept(options.kept)
         return
     names = options.trace.split(",")

@@ -141,6 +141,21 @@ def test_who_won_on_the_traces_with_names(replays):
     } == seconds
 
 
+def test_who_won_on_the_traces_that_were_played_later():
+    ten = "magm/monitoring.window=10s"
+    seconds = {}
+    for row in simulated_reality.rows(simulated_reality.DATA / "later" / "h200_traces.jsonl"):
+        seconds.setdefault((row["trace"], row["seed"]), {}).setdefault(row["run"], []).append(round(row["makespan_s"]))
+    assert seconds == {
+        ("small-known", 4946): {"ullage": [38, 36], ten: [37, 37], "magm": [64]},
+        ("small-known", 6758): {"ullage+mps": [37], f"{ten}+mps": [49], "magm+mps": [103]},
+        ("small-light", 9378): {"ullage": [77], ten: [82], "magm": [83], "exclusive": [102]},
+        ("large-heavy", 1224): {"ullage": [74], ten: [84]},
+        ("long-heavy", 4558): {"ullage": [67], ten: [69]},
+        ("overbooked", 9796): {"ullage": [51], ten: [56], "magm": [59]},
+    }
+
+
 def test_the_slowdown_of_neighbours_is_a_part_of_the_truth(replays, found):
     """Without it, the runs in which the GPU is full come out far too short."""
     deaf = list(replays.rows(replace(simulated_reality.WORLD, interference=False)))
