@@ -15,7 +15,11 @@ import termios
 import time
 
 import psutil
+import pytest
 from tests.manager.test_users import as_user, shared  # noqa: F401
+
+from ullage.manager import transport
+from ullage.manager.client import Client
 
 
 class Person:
@@ -119,6 +123,23 @@ def test_one_can_leave_and_come_back(common):
     person.sees("again before")
     assert person.leaves_with() == 0 and common.wait(int(number))["state"] == "done"
     assert "is done" in common.nursery.run(["attach", number], common.environment(), str(common.work), "").stderr
+
+
+def test_a_client_has_a_connection_after_ctrl_c_at_any_moment(common, monkeypatch):
+    client = Client(common.folder)
+    for where in ("send", "getresponse"):
+        with monkeypatch.context() as patch:
+            whole = getattr(transport._UnixConnection, where)
+
+            def interrupted(connection, *args, whole=whole):
+                if whole.__name__ == "send":
+                    whole(connection, *args)
+                raise KeyboardInterrupt
+
+            patch.setattr(transport._UnixConnection, where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.ping()
+        assert client.ping()["protocol"] == transport.PROTOCOL
 
 
 def test_who_waits_is_told_why_and_can_give_up(home):

@@ -124,6 +124,10 @@ class _UnixConnection(http.client.HTTPConnection):
         """Keep headers and body to send them together: the daemon need not wake up twice."""
         self._pieces.append(data)
 
+    def close(self) -> None:
+        self._pieces = []  # of a request that Ctrl-C cut off
+        super().close()
+
     def getresponse(self) -> http.client.HTTPResponse:
         pieces, self._pieces = self._pieces, []
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a daemon that hangs up may have said why
