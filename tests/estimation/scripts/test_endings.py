@@ -176,6 +176,14 @@ OWN = {
 }
 
 
+BUG_OF_ULLAGE = """
+import linecache, ullage
+file, line = ullage.__path__[0] + "/virtual/blocks.py", "assert torch is None, 'too few blocks'"
+linecache.cache[file] = len(line), None, [line], file
+exec(compile(line, file, "exec"))
+"""
+
+
 @pytest.mark.parametrize("line", OWN)
 def test_a_bug_of_the_script_is_not_called_one_of_ullage(follow, line):
     answer = follow(HEAD + line)
@@ -191,6 +199,7 @@ def test_a_bug_of_the_script_is_not_called_one_of_ullage(follow, line):
         "(model.cuda()(torch.randn(4, 64).cuda()) > 0).nonzero().view(9, 2)",
         REFUSED,
         "raise RuntimeError('Dataset not found or corrupted')",
+        BUG_OF_ULLAGE,
         "import os; os.environ['LOCAL_RANK']",
         "sys.exit(1)",
     ],

@@ -159,7 +159,8 @@ def _is_refused(error: BaseException, last: traceback.FrameSummary) -> bool:
     """Return whether PyTorch, or Ullage in its place, refused arguments: sizes that do not match, an empty data set."""
     if _REFUSED_SIZES.search(str(error)):
         return True
-    raised = (last.line or "").startswith(("raise ", "assert "))  # not in C++, which may lack the data of a tensor
+    # Not in C++, which may lack the data of a tensor, nor by an assertion of Ullage, which is a bug of its own.
+    raised = (last.line or "").startswith("raise " if last.filename.startswith(_PACKAGE) else ("raise ", "assert "))
     environment = _ENVIRONMENT.intersection(Path(last.filename).parts)
     return type(error) in (RuntimeError, ValueError, IndexError, AssertionError) and raised and not environment
 

@@ -140,7 +140,8 @@ class EstimateAnswer:
         """Return the answer to a question (`EstimateSpec`), without the two long parts if it wants no `details`."""
         left_out = () if question.get("details", True) else ("timeline", "layers")
         estimates = [{name: each[name] for name in each if name not in left_out} for each in self.estimates]
-        return {"estimates": estimates, "advice": self.advice, "reason": reason_of(self)}
+        reason = reason_of(self) or (None if estimates else _NONSENSE)  # its process may have left them out
+        return {"estimates": estimates, "advice": self.advice, "reason": reason}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the cache stores, ready for JSON."""
