@@ -74,7 +74,7 @@ def _alone(listen: str, lasts: float, scope: str, url: str | None) -> "tuple[soc
     stored = KeptSessions(home() / SESSIONS, url or "")
     make_token = None if url else _token_maker(scope, lasts)
     return listen_at(listen, "--listen", "the page", _say), Sessions(
-        lambda: url or _api(), lasts, make_token, here=here, kept=stored
+        lambda: url or _api(), lasts, make_token, here=here, store=stored
     )
 
 
@@ -90,7 +90,7 @@ def _beside_daemon() -> "tuple[socket.socket, Sessions]":
 
     stored = KeptSessions(Path(handed["kept"]))
     url, lasts, token = handed["url"], handed["session"], handed["token"]
-    return socket.socket(fileno=handed["fd"]), Sessions(lambda: url, lasts, lambda: (token, lambda: None), kept=stored)
+    return socket.socket(fileno=handed["fd"]), Sessions(lambda: url, lasts, lambda: (token, lambda: None), store=stored)
 
 
 def _api() -> str:

@@ -70,19 +70,19 @@ def test_what_cannot_be_simulated_is_told_with_its_scenario():
 
 def test_figures_that_are_kept_are_not_computed_again(outcomes, tmp_path, monkeypatch):
     file = tmp_path / "kept.jsonl"
-    assert len(list(run_cases(CASES[:4], kept=file))) == 4
+    assert len(list(run_cases(CASES[:4], cache=file))) == 4
     file.write_text(file.read_text() + '{"key": "torn')
     ran = []
     monkeypatch.setattr(
         sweeping, "run_case", lambda case: ran.append(case) or next(o for o in outcomes if o.case == case)
     )
-    found = list(run_cases(CASES, kept=file))
+    found = list(run_cases(CASES, cache=file))
     assert ran == CASES[4:] and {o.case: o.figures for o in found} == {o.case: o.figures for o in outcomes}
     assert len(file.read_text().splitlines()) == 6
     other = tmp_path / "mine.jsonl"
     other.write_text('{"mine": 1}\n')
     with pytest.raises(InvalidValue, match="holds no figures"):
-        list(run_cases(CASES, kept=other))
+        list(run_cases(CASES, cache=other))
     assert other.read_text() == '{"mine": 1}\n'
 
 

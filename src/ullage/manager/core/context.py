@@ -246,13 +246,13 @@ class ManagerContext:
         curve = self.curves.get(attempt.token)
         if curve is not None:
             self.store.keep_curve(attempt.job, attempt.number, curve.step, curve.values)
-            curve.kept = curve.seconds
+            curve.stored = curve.seconds
 
     def keep_curves(self) -> None:
         """Store the memory over time of running attempts that have grown by a step."""
         for attempt in self.store.attempts.values():
             curve = self.curves.get(attempt.token)
-            if curve is not None and curve.seconds != curve.kept:
+            if curve is not None and curve.seconds != curve.stored:
                 self.keep_curve(attempt)
 
     def energy_of(self, attempt: AttemptRecord) -> float | None:

@@ -127,7 +127,7 @@ class MemoryCurve:
 
     step: float = 1.0
     values: list[int | None] = field(default_factory=list)
-    kept: float = 0.0  # seconds of it that are on disk
+    stored: float = 0.0  # seconds of it that are on disk
 
     @property
     def seconds(self) -> float:

@@ -103,8 +103,8 @@ class OwnEstimates:
     def _answered(self, numbers: Sequence[int | str], request: EstimateRequest, answer: EstimateAnswer) -> None:
         state = "done" if answer.estimates else "failed"
         for number in map(str, numbers):
-            asked = self._open.pop(number)
-            self._keep(asked | {"state": state} | answer.shown(asked["question"]))
+            row = self._open.pop(number)
+            self._keep(row | {"state": state} | answer.shown(row["question"]))
 
     def _keep(self, answer: Answer) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

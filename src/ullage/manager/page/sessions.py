@@ -131,7 +131,7 @@ def _nothing() -> None:
 
 class Sessions:
     """Signs users in. `url` returns the API's address; `make_token` makes a token for the user of this process, whom
-    `here` gives estimates without a daemon; `kept` stores sessions for the next process."""
+    `here` gives estimates without a daemon; `store` keeps sessions for the next process."""
 
     def __init__(
         self,
@@ -140,10 +140,10 @@ class Sessions:
         make_token: MakeToken | None = None,
         clock: Callable[[], float] = time.monotonic,
         here: OwnEstimates | None = None,
-        kept: "KeptSessions | None" = None,
+        store: "KeptSessions | None" = None,
     ) -> None:
         self.url, self.clock, self.here, self.shared = url, clock, here, SharedReadings()
-        self._lasts, self._make_token, self._stored = lasts, make_token, kept
+        self._lasts, self._make_token, self._stored = lasts, make_token, store
         self._sessions: dict[str, Session] = {}
         self._codes: dict[str, tuple[float, str]] = {}
         self._failures: dict[str, deque[float]] = defaultdict(deque)

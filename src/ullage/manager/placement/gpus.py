@@ -164,14 +164,14 @@ def _expected_soon(gpu: Gpu, measured: float | None, rules: Rules, now: float) -
 
 class HostLeft(NamedTuple):
     """The host during a pass: its `total` (None: not counted), the `free` part, and the shares of `leaving` jobs with
-    their ends. `kept` is the share of job `keeper`, which needs it at `kept_until` at the latest; jobs that may still
-    run then leave it alone."""
+    their ends. `reserved` is the share of job `keeper`, which needs it at `reserved_until` at the latest; jobs that may
+    still run then leave it alone."""
 
     total: HostShare | None = None
     free: HostShare = NO_SHARE
     leaving: tuple[tuple[float, HostShare], ...] = ()
-    kept: HostShare = NO_SHARE
-    kept_until: float = math.inf
+    reserved: HostShare = NO_SHARE
+    reserved_until: float = math.inf
     keeper: int | None = None
 
     @classmethod
@@ -189,8 +189,8 @@ class HostLeft(NamedTuple):
         """Whether the job's share is free and not kept for another one at a time when it may still run."""
         if self.total is None or job.host == NO_SHARE:
             return True
-        lent = job.ends_by(now, now) <= self.kept_until < math.inf
-        return self.free.minus(NO_SHARE if lent else self.kept).holds(job.host)
+        lent = job.ends_by(now, now) <= self.reserved_until < math.inf
+        return self.free.minus(NO_SHARE if lent else self.reserved).holds(job.host)
 
     def could_ever(self, job: Job) -> bool:
         """Whether the job's share would be free if all others were gone."""
@@ -207,7 +207,7 @@ class HostLeft(NamedTuple):
         """Return the host with the job's share kept for it, from that time on at the latest."""
         if self.total is None or job.host == NO_SHARE:
             return self
-        return self._replace(kept=job.host, kept_until=until, keeper=job.id)
+        return self._replace(reserved=job.host, reserved_until=until, keeper=job.id)
 
     def ready_at(self, job: Job, now: float) -> float:
         """Return when the job's share is free at the latest, by the time limits of other jobs."""

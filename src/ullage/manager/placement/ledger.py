@@ -231,5 +231,5 @@ def sum_shares(shares: Iterable[HostShare]) -> HostShare:
     >>> sum_shares([HostShare(1, 5), HostShare(2, 0)])
     HostShare(cores=3, memory=5)
     """
-    found = list(shares)
-    return HostShare(sum(share.cores for share in found), sum(share.memory for share in found))
+    parts = list(shares)
+    return HostShare(sum(share.cores for share in parts), sum(share.memory for share in parts))

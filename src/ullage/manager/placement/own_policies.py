@@ -61,8 +61,8 @@ class GpuView:
             return None
         if len(works) < 2:
             return [1.0] * len(works)
-        found = self._rules.predict(works, self._gpu.slot)
-        return None if found is None else list(found.shares)
+        speeds = self._rules.predict(works, self._gpu.slot)
+        return None if speeds is None else list(speeds.shares)
 
     def __repr__(self) -> str:
         slot: Slot = self._gpu.slot
@@ -117,11 +117,11 @@ class _Chooser:
             raise PolicyFailed(self._name, job.id, reason)
         by_view = {id(view): gpu for view, gpu in zip(gpus, suited, strict=True)}
         chosen = list(answer) if isinstance(answer, list | tuple) else [answer]
-        found = [by_view.pop(id(each), None) for each in chosen]
-        if None in found:
+        targets = [by_view.pop(id(each), None) for each in chosen]
+        if None in targets:
             wanted = "one of the GPUs that it was given, a list of them, each once, or None"
             raise PolicyFailed(self._name, job.id, f"it must return {wanted}, got {repr(answer)[:200]}")
-        return [gpu for gpu in found if gpu is not None]
+        return [gpu for gpu in targets if gpu is not None]
 
 
 def _view(job: Job, promise: int | None, exclusive: bool) -> Job:

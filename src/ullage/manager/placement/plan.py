@@ -52,11 +52,11 @@ class Room(NamedTuple):
         let in."""
         if gpu.position not in self.places or newcomer.ends_by(now, now) <= self.until < math.inf:
             return True
-        kept, refusal = self.places[gpu.position]
-        if kept.alone or request.alone or refusal in (Refusal.BUSY, Refusal.SPEED):
+        own, refusal = self.places[gpu.position]
+        if own.alone or request.alone or refusal in (Refusal.BUSY, Refusal.SPEED):
             return False
         beside = [each for each in gpu.holders if each.since >= self.deadline]
-        taken = sum(each.memory for each in beside) + request.promise + kept.promise + kept.margin
+        taken = sum(each.memory for each in beside) + request.promise + own.promise + own.margin
         if taken > gpu.capacity or len(beside) + 2 > (rules.max_jobs_per_gpu or math.inf):
             return False
         jobs = [each.job for each in beside if each.job is not None]

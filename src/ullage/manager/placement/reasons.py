@@ -37,19 +37,19 @@ class Waiting(NamedTuple):
     long; `never`: no GPU could ever hold it. `behind` is the job that it has to wait for, if it is one."""
 
     job: int
-    asked: Job
+    details: Job
     at_the_end: PassSummary
     behind: int | None = None
 
     @property
     def request(self) -> SlotRequest:
         """Return the job's request."""
-        return self.at_the_end.plan.policy.request(self.asked, self.at_the_end.rules)
+        return self.at_the_end.plan.policy.request(self.details, self.at_the_end.rules)
 
     @property
     def never(self) -> bool:
         """Whether no GPU could hold the job even without all other jobs."""
-        return not self.at_the_end.plan.host.could_ever(self.asked) or self._never_on_gpus(self.request)
+        return not self.at_the_end.plan.host.could_ever(self.details) or self._never_on_gpus(self.request)
 
     def _never_on_gpus(self, request: SlotRequest) -> bool:
         return not request.fits_in(sorted([gpu.slot.total for gpu in self.at_the_end.plan.gpus], reverse=True))
@@ -57,26 +57,26 @@ class Waiting(NamedTuple):
     @property
     def reason(self) -> str:
         """Return the reason in one sentence."""
-        asked, end = self.asked, self.at_the_end
+        details, end = self.details, self.at_the_end
         alike = (
             self.request,
-            asked.array if asked.throttle is not None else None,
-            asked.throttle,
+            details.array if details.throttle is not None else None,
+            details.throttle,
             "itself" if self.behind == self.job else self.behind,
             self.job in end.plan.refused,
             self.job == end.keeper,
-            asked.host,
-            asked.bookings,
-            asked.time_limit,
-            asked.work,
-            asked.min_speed,
+            details.host,
+            details.bookings,
+            details.time_limit,
+            details.work,
+            details.min_speed,
         )
         if alike not in end.cache:
             end.cache[alike] = self._reason()
         return end.cache[alike]
 
     def _reason(self) -> str:
-        request, end, job = self.request, self.at_the_end, self.asked
+        request, end, job = self.request, self.at_the_end, self.details
         plan = end.plan
         if self._never_on_gpus(request):
             return f"needs {request.text}; that can never be: {_largest(request, plan.gpus)}"
@@ -114,15 +114,15 @@ Refusals = Sequence[tuple[Gpu, Refusal | None]]
 
 def _lack_on_host(job: Job, plan: PassPlan, name: JobName) -> str | None:
     """Return the host share that a job lacks, in words; None if it lacks none."""
-    host, asked = plan.host, job.host
+    host, share = plan.host, job.host
     if host.total is None:
         return None
-    kept = NO_SHARE if host.keeper == job.id else host.kept
+    held = NO_SHARE if host.keeper == job.id else host.reserved
     for which, text, unit in (
-        ("cores", str, "core" if asked.cores == 1 else "cores"),
+        ("cores", str, "core" if share.cores == 1 else "cores"),
         ("memory", format_bytes, "of host memory"),
     ):
-        need, free, total, reserved = (getattr(share, which) for share in (asked, host.free, host.total, kept))
+        need, free, total, reserved = (getattr(part, which) for part in (share, host.free, host.total, held))
         needs = f"needs {text(need)} {unit}"
         if need > total:
             return f"{needs}; that can never be: jobs have {text(total)} here"
@@ -145,8 +145,8 @@ def _largest(request: SlotRequest, gpus: Sequence[Gpu]) -> str:
 def _slowed(job: Job, refusals: Refusals, end: PassSummary) -> str | None:
     """If only a requested speed forbids the job, return which job it would slow on the best GPU."""
     refused = [gpu for gpu, refusal in refusals if refusal is Refusal.SPEED]
-    found = [(gpu, end.rules.side_by_side([*gpu.jobs, job], gpu.slot)) for gpu in refused]
-    tried = [(gpu, both, both.slowed, both.slowed.least_speed) for gpu, both in found if both.slowed is not None]
+    pairs = [(gpu, end.rules.side_by_side([*gpu.jobs, job], gpu.slot)) for gpu in refused]
+    tried = [(gpu, both, both.slowed, both.slowed.least_speed) for gpu, both in pairs if both.slowed is not None]
     if not tried:
         return None
     gpu, both, slowed, least = max(tried, key=lambda each: each[1].speed - each[3])

@@ -142,12 +142,12 @@ class Rules:
         if speeds is None:
             return SideBySide(sum(1.0 - job.least_speed for job in jobs))
         lost = sum(1.0 - share for share in (speeds.shares if complete else [job.least_speed for job in jobs]))
-        kept = [
+        margins = [
             (round(share, 2) - job.least_speed, share, job) for share, job in zip(speeds.shares, known, strict=True)
         ]
-        starved = any(left < 0 for left, _, _ in kept)
+        starved = any(left < 0 for left, _, _ in margins)
         both = SideBySide(lost, complete, starved, None, speeds.shares[-1], speeds.reason, sum(speeds.shares))
-        limited = [each for each in reversed(kept) if each[0] < 0 and each[2].min_speed is not None]
+        limited = [each for each in reversed(margins) if each[0] < 0 and each[2].min_speed is not None]
         if not limited:
             return both
         _, speed, job = min(limited, key=lambda each: each[0])

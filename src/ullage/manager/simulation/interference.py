@@ -36,11 +36,11 @@ class Interference:
         self._together: dict[tuple[str, tuple[tuple[int, int], ...]], dict[int, float]] = {}
 
     def alone(self, number: int, name: str) -> Utilization:
-        found = self._alone.get((name, number))
-        if found is None:
+        usage = self._alone.get((name, number))
+        if usage is None:
             alone, card = self.kinds[number].alone, gpu(name)
-            found = self._alone[name, number] = alone.get(name) or alone.get(card.parent or "") or _always_busy(card)
-        return found
+            usage = self._alone[name, number] = alone.get(name) or alone.get(card.parent or "") or _always_busy(card)
+        return usage
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
         """Predict speeds for placement; workloads are numbers of kinds. None if one is unknown."""
@@ -54,11 +54,11 @@ class Interference:
         return self._predictions[key]
 
     def true(self, name: str, there: tuple[int, ...]) -> list[float]:
-        found = self._true.get((name, there))
-        if found is None:
-            found = self._with_error(name, there) if self._on else [1.0] * len(there)
-            _keep(self._true, (name, there), found)
-        return found
+        speeds = self._true.get((name, there))
+        if speeds is None:
+            speeds = self._with_error(name, there) if self._on else [1.0] * len(there)
+            _keep(self._true, (name, there), speeds)
+        return speeds
 
     def together(self, name: str, counts: Mapping[int, int]) -> dict[int, float]:
         """Return the predicted speeds of kinds on a GPU, with a count of each."""
@@ -69,11 +69,11 @@ class Interference:
         return self._together[key]
 
     def _shares(self, name: str, there: tuple[int, ...]) -> list[float]:
-        found = self._predicted.get((name, there))
-        if found is None:
-            found = self._in_company(name, there) if len(there) > 1 else [1.0] * len(there)
-            _keep(self._predicted, (name, there), found)
-        return found
+        speeds = self._predicted.get((name, there))
+        if speeds is None:
+            speeds = self._in_company(name, there) if len(there) > 1 else [1.0] * len(there)
+            _keep(self._predicted, (name, there), speeds)
+        return speeds
 
     def _in_company(self, name: str, there: Sequence[int], counts: Sequence[int] | None = None) -> list[float]:
         alone = [self.alone(number, name) for number in there]
@@ -96,10 +96,10 @@ class Interference:
         return min(1.0, job.step_s / on_part(job, *share_of_gpu(part, whole), load()).step_s)
 
 
-def _keep(known: dict[Any, Any], key: object, found: object) -> None:
+def _keep(known: dict[Any, Any], key: object, value: object) -> None:
     if len(known) > _MOST_KNOWN:
         known.clear()
-    known[key] = found
+    known[key] = value
 
 
 def _always_busy(card: GPU) -> Utilization:

@@ -97,19 +97,19 @@ def cases(sources: Sequence[TraceSource], scenarios: Sequence[Scenario], seeds: 
     return [Case(source, replace(scenario, seed=seed)) for source, seed in pairs for scenario in scenarios]
 
 
-def run_cases(wanted: Sequence[Case], workers: int = 1, kept: Path | None = None) -> Iterator[CaseOutcome]:
-    """Run cases in processes and yield each as it is done, with its error if it fails. Cases in the file `kept` are
+def run_cases(wanted: Sequence[Case], workers: int = 1, cache: Path | None = None) -> Iterator[CaseOutcome]:
+    """Run cases in processes and yield each as it is done, with its error if it fails. Cases in the file `cache` are
     not run again; new ones are added."""
-    known = {} if kept is None else _kept(kept)
+    known = {} if cache is None else _kept(cache)
     left = []
     for case in wanted:
-        if kept is not None and case.key in known:
+        if cache is not None and case.key in known:
             yield CaseOutcome(case, known[case.key])
         else:
             left.append(case)
     for outcome in map(run_case, left) if min(workers, len(left)) <= 1 else _in_processes(left, workers):
-        if kept is not None and outcome.figures is not None:
-            _keep(kept, outcome)
+        if cache is not None and outcome.figures is not None:
+            _keep(cache, outcome)
         yield outcome
 
 

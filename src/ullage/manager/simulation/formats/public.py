@@ -126,14 +126,14 @@ def _read_pai(path: Path, assignment: Assignment) -> JobTrace:
     submitted = {
         row.text("job_name"): (row.number("start_time"), row.text("user")) for row in rows if row.has("start_time")
     }
-    kept = []
+    usable = []
     for name, (gpus, begin, end) in spans.items():
         arrival, user = submitted.get(name, (begin, "user"))
         if end > begin:
-            kept.append(PublicJob(min(arrival, begin), end - begin, gpus, user))
-    notes = ["a job needs the GPUs of all its instances together, in whole GPUs", *left_out(len(names) - len(kept))]
+            usable.append(PublicJob(min(arrival, begin), end - begin, gpus, user))
+    notes = ["a job needs the GPUs of all its instances together, in whole GPUs", *left_out(len(names) - len(usable))]
     notes += [] if submitted else [f"without {_JOBS}.csv jobs come when their first task starts, and users are unknown"]
-    return assignment.trace(tasks.name, kept, notes)
+    return assignment.trace(tasks.name, usable, notes)
 
 
 def _columns(path: Path, table_name: str) -> list[str] | None:
