@@ -42,6 +42,12 @@ echo "end $ULLAGE_JOB_ID $ULLAGE_ATTEMPT_NUMBER" >> "$log"
 """
 
 
+def answer_of(upper: int, gpu: str = "A100-40GB", **more: Any) -> dict[str, Any]:
+    """What a process that makes estimates answers for a job on one model of GPU."""
+    values = {"gpu": gpu, "upper": upper, "fits": True}
+    return {**values, "figure": upper, "estimates": [values], **more}
+
+
 def until(condition: Callable[[], Any], what: str) -> Any:
     """What the condition gives as soon as it gives something."""
     began = time.monotonic()

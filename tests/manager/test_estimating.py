@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import grp
+import json
 import os
 import pwd
 import shutil
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.manager.conftest import answer_of
 from tests.manager.test_users import as_user
 from tests.paths import public_python
 
@@ -202,11 +204,11 @@ def test_an_estimate_goes_where_its_user_may_go(for_all_users):
 
 
 # Answers in Ullage's place before anything of Ullage runs in that process.
-PLANT = """
+PLANT = f"""
 import os, sys
 if "ullage.sandbox" in sys.orig_argv:
     channel = int(sys.orig_argv[sys.orig_argv.index("ullage.sandbox") + 2])
-    os.write(channel, b'{"answer": {"upper": 4096, "figure": 4096, "fits": true, "gpu": "A100-40GB"}}\\n')
+    os.write(channel, b'{json.dumps({"answer": answer_of(4096)})}\\n')
     os._exit(0)
 """
 
@@ -357,10 +359,12 @@ def test_an_estimate_ends_with_the_last_job_that_wants_it(tmp_path, begun):
 @pytest.mark.parametrize(
     "answer",
     [
-        {"upper": 1 << 70, "fits": True, "gpu": "T4"},
-        {"upper": -1, "fits": True, "gpu": "T4"},
-        {"upper": True, "fits": True, "gpu": "T4"},
-        {"upper": 1, "fits": True, "gpu": "\x1b[2J"},
+        answer_of(1 << 70, "T4"),
+        answer_of(-1, "T4"),
+        answer_of(True, "T4"),
+        answer_of(1, "\x1b[2J"),
+        answer_of(1, "T4", estimates=[]),
+        {"upper": 1, "fits": True, "gpu": "T4"},
         {"held": 7},
         {"failed": ["\x1b[2J", None], "own": "no"},
     ],
@@ -371,6 +375,13 @@ def test_whatever_a_users_process_answers_is_a_job_with_a_note(monkeypatch, answ
     found = make(dataclasses.replace(NOTHING, cached=[earlier]))
     assert found.upper is None and found.note.startswith("not estimated: ") and found.note.isprintable()
     assert not found.own_failure and found.reads is None
+
+
+def test_an_answer_without_its_estimates_says_why(monkeypatch):
+    answer = answer_of(1 << 30, "T4", estimates=[])
+    monkeypatch.setattr("ullage.manager.core.estimates.run", lambda *args, **more: Outcome(answer=answer))
+    reason = make(NOTHING).shown({})["reason"]
+    assert reason == "its process must answer with one estimate for each model of GPU (1), got 0"
 
 
 @pytest.mark.slow
@@ -507,7 +518,7 @@ class Answers:
         found = self._of_args(*args)
         if isinstance(found, str):
             return Outcome(answer={"failed": found, "own": True})
-        return Outcome(answer={"upper": found, "figure": found, "fits": True, "gpu": "A100-40GB"})
+        return Outcome(answer=answer_of(found))
 
 
 def array(here, indices, **more):

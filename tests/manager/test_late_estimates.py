@@ -1,12 +1,14 @@
 """Jobs start by the best number at hand, and their promises follow when the estimate comes."""
 
 import asyncio
+import json
 import signal
 import sqlite3
 import sys
 import threading
 
 import pytest
+from tests.manager.conftest import answer_of
 from tests.manager.test_estimating import user_asks
 from tests.manager.test_kills import Keeper, ask
 
@@ -47,8 +49,7 @@ class LateAnswers:
         if isinstance(found, str):
             return Outcome(answer={"failed": found, "own": "fails" in found})
         variables = {name: digest(value) for name, value in env.items()}
-        answer = {"upper": found, "figure": found, "fits": True, "gpu": "A100-40GB"}
-        return Outcome(answer=answer, reads=Reads({"train.py": "sha256:0"}, variables))
+        return Outcome(answer=answer_of(found), reads=Reads({"train.py": "sha256:0"}, variables))
 
     def give(self, name, answer):
         with self._changed:
@@ -302,12 +303,12 @@ def test_a_database_with_jobs_in_estimation_is_migrated(home):
 PLANT = """
 import os, sys, time
 if "ullage.sandbox" in sys.orig_argv:
-    figure = ""
-    while not figure.endswith("\\n"):
+    line = ""
+    while not line.endswith("\\n"):
         time.sleep(0.02)
-        figure = open(os.path.join(os.path.dirname(__file__), "answer")).read()
+        line = open(os.path.join(os.path.dirname(__file__), "answer")).read()
     channel = int(sys.orig_argv[sys.orig_argv.index("ullage.sandbox") + 2])
-    os.write(channel, b'{"answer": {"upper": %d, "fits": true, "gpu": "A100-40GB"}}\\n' % int(figure))
+    os.write(channel, line.encode())
     os._exit(0)
 """
 CHANGES = {"shrinks": 4 * GIB, "grows": 30 * GIB}
@@ -359,7 +360,7 @@ def test_a_kill_while_a_promise_changes_loses_nothing(home, change, point):
         beside = [home.submit(proceed="proceed", memory=20 * GIB) for _ in revised]
         if change == "grows":
             all_are(home, beside, "running")
-        answer.write_text(f"{CHANGES[change]}\n")
+        answer.write_text(json.dumps({"answer": answer_of(CHANGES[change])}) + "\n")
         home.until(lambda: len(keeper.ends) == 2, f"the daemon to end at {point} twice")
         home.until(lambda: not any(job["estimating"] for job in jobs_of(home, revised)), "the estimates")
         all_are(home, beside, "running")

@@ -12,7 +12,7 @@ import ullage.manager
 from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
 from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.job_files import JobSpec
-from ullage.manager.core.estimates import EstimateAnswer, key_of
+from ullage.manager.core.estimates import key_of
 from ullage.manager.core.questions import question_of, request_of
 
 MODEL = {"model": "torchvision:alexnet", "options": {"batch_size": 4, "input_shape": [3, 64, 64]}, "gpu": "T4"}
@@ -211,8 +211,3 @@ def test_the_id_of_an_estimate_shows_its_answer_not_its_script(asked, api):
     with pytest.raises(NotAllowed, match="scope submit"):
         reader.estimate(**MODEL)
     assert reader.estimated(mine["id"])["state"] == "failed"
-
-
-def test_an_answer_without_its_estimates_says_why():
-    """The process that answers is the user's and may leave anything out."""
-    assert EstimateAnswer(1 << 30, "estimated", 1.0).shown({})["reason"]

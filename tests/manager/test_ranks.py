@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.manager.conftest import answer_of
 from tests.paths import ROOT
 
 from ullage.estimation.jobs.child import _by_rank
@@ -139,7 +140,7 @@ WAIT = "echo $CUDA_VISIBLE_DEVICES; while [ ! -e proceed ]; do sleep 0.05; done"
 @pytest.fixture
 def two_stages(make_here, monkeypatch):
     """Makes daemons with two GPUs of 41 GiB, for which every job is two ranks that differ."""
-    answer = {"upper": max(STAGES), "fits": True, "gpu": "T", "world_size": 2, "rank": 1, "by_rank": STAGES}
+    answer = answer_of(max(STAGES), "T", world_size=2, rank=1, by_rank=STAGES)
     monkeypatch.setattr("ullage.manager.core.estimates.run", lambda *args, **more: Outcome(answer=answer))
     gpus = [FakeGpu(uuid=f"GPU-{name}", name="T", total=41 * GIB, used=0) for name in "ab"]
 

@@ -109,7 +109,6 @@ _WARM_AT_LEAST = 2  # processes that wait with PyTorch loaded, each about a quar
 _LONGEST_ANSWER, _LONGEST_NOTE = 16 << 20, 400  # bytes, characters
 _LARGEST_BOUND = 1 << 50  # bytes
 _MOST_RANKS = 1 << 20
-_NONSENSE = "its process gave an answer that makes no sense"
 
 
 @dataclass(frozen=True)
@@ -140,8 +139,7 @@ class EstimateAnswer:
         """Return the answer to a question (`EstimateSpec`), without the two long parts if it wants no `details`."""
         left_out = () if question.get("details", True) else ("timeline", "layers")
         estimates = [{name: each[name] for name in each if name not in left_out} for each in self.estimates]
-        reason = reason_of(self) or (None if estimates else _NONSENSE)  # its process may have left them out
-        return {"estimates": estimates, "advice": self.advice, "reason": reason}
+        return {"estimates": estimates, "advice": self.advice, "reason": reason_of(self)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the cache stores, ready for JSON."""
@@ -541,7 +539,10 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     upper, gpu = answer.get("upper"), answer.get("gpu")
     sensible = isinstance(estimates, list) and all(map(_is_estimate, estimates))
     if not sensible or type(upper) is not int or not 0 <= upper <= _LARGEST_BOUND or gpu not in wanted.gpus:
-        return EstimateAnswer(None, _not_estimated(_NONSENSE), seconds)
+        return EstimateAnswer(None, _not_estimated("its process gave an answer that makes no sense"), seconds)
+    if len(estimates) != len(wanted.gpus):
+        wrong = f"one estimate for each model of GPU ({len(wanted.gpus)}), got {len(estimates)}"
+        return EstimateAnswer(None, _not_estimated(f"its process must answer with {wrong}"), seconds)
     fits = "" if answer.get("fits") else f", which does not fit on {gpu}"
     ranks, number = answer.get("world_size"), answer.get("rank")
     known = type(ranks) is int and type(number) is int and 0 <= number < ranks <= _MOST_RANKS and ranks > 1
