@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from ullage.manager.core.host_share import host_of, share_of
+from ullage.manager.core.limits import host_of, share_of
 from ullage.manager.monitor.host import usable_cores, usable_memory
 from ullage.manager.placement import HostShare
 from ullage.manager.settings import HostSettings

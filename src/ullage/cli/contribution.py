@@ -52,7 +52,7 @@ def contribute(
 
     header = describe()
     _say_plan(header, out, seconds)
-    if not yes and not _agreed():
+    if not yes and not (sys.stdin.isatty() and typer.confirm("Go on?", err=True)):
         raise InvalidValue("nothing was run; answer y, or type: ullage contribute --yes")
     tally = {"measured": 0, "failed": 0}
     begun = contribution.contribute(out, header, lambda row, left: measure_one(row, min(left, _LONGEST)), seconds)
@@ -83,12 +83,6 @@ def _say_plan(header: dict[str, Any], out: Path, seconds: float) -> None:
         file=sys.stderr,
     )
     print(f"  {json.dumps(header)}\nand for each training its peak memory and the time of a step.", file=sys.stderr)
-
-
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        return False
-    return typer.confirm("Go on?", err=True)
 
 
 def _show(contents: "Contribution", as_json: bool) -> None:

@@ -218,15 +218,12 @@ def main() -> None:
             raise
         message = error.format_message()
         if message:  # without one the help was printed
-            print(f"ullage: {message} ({_where_help_is(error)})", file=sys.stderr)
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "ullage"
+            print(f"ullage: {message} (see '{command} --help')", file=sys.stderr)
         raise SystemExit(WRONG) from None
     if isinstance(code, int) and code:
         raise SystemExit(code)
-
-
-def _where_help_is(error: Any) -> str:
-    context = getattr(error, "ctx", None)
-    return f"see '{context.command_path if context else 'ullage'} --help'"
 
 
 _PYTHONS = ("python", "python3")

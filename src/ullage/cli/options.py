@@ -299,7 +299,8 @@ def request_from(
     elif args:
         raise InvalidValue(f"{' '.join(args)!r}: arguments after -- are for scripts; {source} is a model's name")
     else:
-        _silence_model_packages()
+        warnings.simplefilter("ignore")  # torchvision, timm and transformers warn while a model is built
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     return request_of(source, {"steps": steps, **chosen, **({"args": args} if args else {})}, estimator)
 
 
@@ -320,12 +321,6 @@ def _launched(source: str, args: list[str] | None) -> "ScriptCommand | None":
         raise InvalidValue(f"{source} must start a script such as train.py, got {' '.join(args or [])!r}")
     os.environ.update(inner.variables)
     return script
-
-
-def _silence_model_packages() -> None:
-    """Warnings of torchvision, timm and transformers while a model is built are not about memory."""
-    warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 def default_gpu_hint(gpu: str | None, taken: str) -> str:

@@ -1,7 +1,5 @@
 """`ullage simulate`: traces of jobs on simulated GPUs, once or with many seeds."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -120,7 +118,7 @@ def simulate(
 
 
 def _one_by_one(
-    sources: Sequence[TraceSource],
+    sources: Sequence["TraceSource"],
     history: dict[str, Any] | None,
     options: dict[str, Any],
     seed: int,
@@ -164,7 +162,7 @@ def _one_by_one(
 
 
 def _many(
-    sources: Sequence[TraceSource],
+    sources: Sequence["TraceSource"],
     options: dict[str, Any],
     seeds: range,
     target: str | None,
@@ -206,7 +204,9 @@ def _many(
         raise typer.Exit(FAILED)
 
 
-def _simulate(jobs: JobTrace, scenarios: Sequence[Scenario], results: list[SimulationResult], going: Following) -> None:
+def _simulate(
+    jobs: "JobTrace", scenarios: Sequence["Scenario"], results: list["SimulationResult"], going: Following
+) -> None:
     from ullage.manager.simulation import engine
 
     going.begin("simulating", len(scenarios))
@@ -235,7 +235,7 @@ def _replay(
     options: dict[str, Any],
     seed: int,
     labels: list[str],
-    results: list[SimulationResult],
+    results: list["SimulationResult"],
     going: Following,
 ) -> Sequence[str]:
     """Find what really happened, the same simulated, and what it is compared with; tell what was assumed."""
@@ -276,7 +276,7 @@ _COLUMNS = ("total", "waiting", "running", "completion", "slowdown", "ooms", "en
 _GIVE_WAY = ("memory", "smact", "slowdown", "running", "Δ energy", "waiting")
 
 
-def _table(runs: Sequence[SimulationResult]) -> str:
+def _table(runs: Sequence["SimulationResult"]) -> str:
     from ullage.manager.simulation.measures import MEASURES, change
 
     compared = ("total", "energy") if len(runs) > 1 else ()
@@ -291,7 +291,7 @@ def _table(runs: Sequence[SimulationResult]) -> str:
     return fitted(heads, rows, give_way=[name for name in _GIVE_WAY if name in heads])
 
 
-def _remarks(runs: Sequence[SimulationResult]) -> list[str]:
+def _remarks(runs: Sequence["SimulationResult"]) -> list[str]:
     notes = []
     for run in runs:
         figures, scenario = run.figures, run.scenario
@@ -308,7 +308,7 @@ def _remarks(runs: Sequence[SimulationResult]) -> list[str]:
 _SWEPT = ("total", "waiting", "completion", "slowdown", "ooms", "energy", "smact")
 
 
-def _sweep_tables(rows: Sequence[SweepRow], changes: bool) -> list[str]:
+def _sweep_tables(rows: Sequence["SweepRow"], changes: bool) -> list[str]:
     """The figures on each trace, and their changes against the first scenario."""
     from ullage.manager.simulation.measures import MEASURES, change_text, interval_text
 
@@ -333,7 +333,7 @@ def _sweep_tables(rows: Sequence[SweepRow], changes: bool) -> list[str]:
     return tables
 
 
-def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[str]:
+def _sweep_remarks(rows: Sequence["SweepRow"], seeds: int, changes: bool) -> list[str]:
     remarks = [f"{plain(row.scenario.name)}: {plain(error)}" for row in rows for error in dict.fromkeys(row.errors)]
     for name, words in (("failed", "jobs failed"), ("unplaced", "jobs could not be placed on any GPU")):
         remarks += [
@@ -347,12 +347,12 @@ def _sweep_remarks(rows: Sequence[SweepRow], seeds: int, changes: bool) -> list[
     return remarks
 
 
-def _target_words(answer: TargetAnswer, target: Target) -> str:
+def _target_words(answer: "TargetAnswer", target: "Target") -> str:
     from ullage.manager.simulation.measures import interval_text
 
     where = f"{plain(answer.name)} on {plain(answer.trace)}"
 
-    def words_of(row: SweepRow) -> str:
+    def words_of(row: "SweepRow") -> str:
         interval = row.figures.get(target.measure.name)
         value = "not every job is placed" if row.mean("unplaced") else interval_text(target.measure, interval)
         return f"{plain(row.scenario.gpus)} ({value})"

@@ -1,7 +1,5 @@
 """The report of an estimate: text, HTML for a notebook, or drawn on a console."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -21,22 +19,22 @@ if TYPE_CHECKING:
 _WIDTH = 110  # characters of a report that is not for a terminal
 
 
-def as_text(estimate: Estimate) -> str:
+def as_text(estimate: "Estimate") -> str:
     return "\n".join(line.rstrip() for line in _recorded(estimate).export_text().splitlines()).rstrip()
 
 
-def as_html(estimate: Estimate) -> str:
+def as_html(estimate: "Estimate") -> str:
     """Return the report for a notebook; plain text has the notebook's colour, light or dark."""
     return _recorded(estimate).export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
-def _recorded(estimate: Estimate) -> Console:
+def _recorded(estimate: "Estimate") -> Console:
     console = Console(file=StringIO(), width=_WIDTH, record=True)
     console.print(estimate)
     return console
 
 
-def report_parts(estimate: Estimate, width: int) -> Iterator[RenderableType]:
+def report_parts(estimate: "Estimate", width: int) -> Iterator[RenderableType]:
     """Yield the verdict, the memory at the peak, the confidence, the time of a step, and the assumptions."""
     doubtful = estimate.tight or estimate.mark == "?"
     style = "bold yellow" if doubtful else "bold green" if estimate.fits else "bold red"
@@ -62,7 +60,7 @@ def rendered_notes(notes: Sequence[str]) -> Iterator[RenderableType]:
         yield from (_indented(Text(f"- {note}")) for note in folded(notes))
 
 
-def _bar(estimate: Estimate, width: int) -> Padding:
+def _bar(estimate: "Estimate", width: int) -> Padding:
     """The GPU's memory as a bar, or, if the job does not fit, the job's with a mark at the end of the GPU's."""
     whole = max(estimate.gpu_memory, estimate.figure, 1)
     drawn, used = Text(), 0
@@ -76,7 +74,7 @@ def _bar(estimate: Estimate, width: int) -> Padding:
     return Padding(drawn, (0, 0, 1, 2), expand=False)
 
 
-def _legend(estimate: Estimate) -> Table:
+def _legend(estimate: "Estimate") -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, size in estimate.breakdown.items():
         swatch = Text("■ ", style=BREAKDOWN_COLOURS[name]) + Text(name)
@@ -84,7 +82,7 @@ def _legend(estimate: Estimate) -> Table:
     return table
 
 
-def _facts(estimate: Estimate) -> Iterator[tuple[str, str]]:
+def _facts(estimate: "Estimate") -> Iterator[tuple[str, str]]:
     if estimate.process_memory is not None:
         yield "nvidia-smi", f"{format_bytes(estimate.process_memory)} at the peak"
     yield from map(_rank_fact, estimate.ranks)
@@ -113,7 +111,7 @@ def _rank_fact(rank: dict[str, int]) -> tuple[str, str]:
     return name, f"{format_bytes(rank['process_memory'])}, at most {format_bytes(rank['upper'])}"
 
 
-def _time_facts(estimate: Estimate, step: Utilization) -> Iterator[tuple[str, str | Text]]:
+def _time_facts(estimate: "Estimate", step: Utilization) -> Iterator[tuple[str, str | Text]]:
     yield "step", step.step_words
     yield "limited by", step.limit_words
     for name, share, words in step.shares:

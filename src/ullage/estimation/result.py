@@ -1,11 +1,9 @@
 """`Estimate`: the result of an estimate. Its attributes are the JSON keys, and `print` shows it as text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ullage.errors import InvalidValue
 from ullage.estimation.words import AT_THEIR_MAXIMUM, BREAKDOWN_WORDS, listed, moment, used_of
@@ -139,7 +137,7 @@ class Estimate:
         return json.dumps(self.to_dict(timeline, layers), indent=indent)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Estimate:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         """Read the dictionary of `to_dict`; keys of later versions are ignored."""
         if not isinstance(values, dict):
             raise InvalidValue(f"an estimate must be a dictionary, got {type(values).__name__}")
@@ -161,11 +159,11 @@ class Estimate:
             known["training"] = TrainingCost.from_dict(known["training"])
         return cls(**known | {"schema_version": SCHEMA_VERSION})
 
-    def on_assumed_gpu(self) -> Estimate:
+    def on_assumed_gpu(self) -> Self:
         """Return the estimate with the note that no GPU was named."""
         return replace(self, gpu_assumed=True, notes=[nobody_named(self.gpu), *self.notes])
 
-    def with_utilization(self, step: StepCalls, gpu: GPU) -> Estimate:
+    def with_utilization(self, step: StepCalls, gpu: GPU) -> Self:
         """Return the estimate with the time of a step on `gpu`.
 
         A failure becomes a note: an estimate of memory never fails because of it.
@@ -182,7 +180,7 @@ class Estimate:
                 notes = [*notes, f"how long a step takes is not known: {type(error).__name__}: {error}"]
         return replace(self, utilization=usage, step_calls=step, notes=list(dict.fromkeys(notes)))
 
-    def for_training(self, plan: Training) -> Estimate:
+    def for_training(self, plan: Training) -> Self:
         """Return the estimate with the time, energy and cost of a whole training.
 
         A step takes at least as long as its input. Unknown values become a note.
@@ -337,7 +335,7 @@ class Estimate:
             return f"{self.steps} optimizer steps followed {took}"
         return f"estimated by {self.estimator} {took}"
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> Iterator["RenderableType"]:
         """Draw the report on a console."""
         from ullage.estimation.report import report_parts
 

@@ -3,8 +3,6 @@
 Nothing is imported from PyTorch before a model is spread, because shell completion needs the names at once.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -35,12 +33,12 @@ def check_parallel(name: str) -> str:
     return name
 
 
-def data_ranks(how: str, rank: Rank) -> int:
+def data_ranks(how: str, rank: "Rank") -> int:
     """Return the number of ranks with their own samples; the others share theirs."""
     return {TP: rank.nodes, PP: 1}.get(how, rank.world_size)
 
 
-def spread(model: nn.Module, how: str, configuration: Model, device: str) -> nn.Module:
+def spread(model: "nn.Module", how: str, configuration: "Model", device: str) -> "nn.Module":
     """The model on the GPU of this rank, as it trains with the others. It comes from the CPU, in its types."""
     import torch
     from torch import distributed
@@ -58,7 +56,7 @@ def spread(model: nn.Module, how: str, configuration: Model, device: str) -> nn.
     return _shard(model, mesh["data"], configuration, device) if on_node < ranks else model.to(device)
 
 
-def join_ranks(how: str, configuration: Model) -> int:
+def join_ranks(how: str, configuration: "Model") -> int:
     """Join the other ranks, on the GPU of this one; returns its number on this machine."""
     import torch
 
@@ -76,7 +74,7 @@ def casts_itself(how: str | None, ranks_on_node: int, ranks: int) -> bool:
     return how == FSDP2 or (how == TP and ranks_on_node < ranks)
 
 
-def _shard(model: nn.Module, mesh: Any, configuration: Model, device: str) -> nn.Module:
+def _shard(model: "nn.Module", mesh: Any, configuration: "Model", device: str) -> "nn.Module":
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -92,7 +90,7 @@ def _shard(model: nn.Module, mesh: Any, configuration: Model, device: str) -> nn
     return model.to(device)
 
 
-def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
+def repeated_blocks(model: "nn.Module") -> Iterator["nn.Module"]:
     """The blocks of a model that come several times in a row, the outermost ones: each is gathered by itself."""
     from torch import nn
 
@@ -104,7 +102,7 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
             yield from repeated_blocks(child)
 
 
-def _split(model: Any, mesh: Any, configuration: Model) -> nn.Module:
+def _split(model: Any, mesh: Any, configuration: "Model") -> "nn.Module":
     """Tensor parallelism by the plan that comes with a model of transformers."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -60,7 +60,8 @@ class Watch:
             return Exceeded("memory", f"took more than {format_bytes(limits.memory)} of this machine's memory")
         if limits.processes is not None and len(family(self._pid)) > limits.processes:
             return Exceeded("processes", f"started more than {limits.processes} processes")
-        if limits.left_free and is_memory_short(limits.left_free):
+        available, total = machine_memory() if limits.left_free else (0, 0)
+        if available < limits.left_free * total:
             left = f"less than {limits.left_free:.0%} of this machine's memory"
             return Exceeded("memory", f"took {format_bytes(resident(self._pid))} and left {left} to others")
         return None
@@ -115,12 +116,6 @@ def _psutil() -> Any:
     except ImportError:
         raise MissingPackage("psutil", "limits of memory") from None
     return psutil
-
-
-def is_memory_short(share: float) -> bool:
-    """Return whether less than a share of the machine's memory is available."""
-    available, total = machine_memory()
-    return available < share * total
 
 
 def limit_address_space(more: int) -> None:

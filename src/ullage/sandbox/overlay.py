@@ -280,7 +280,9 @@ class _Cover:
                 _look_like(target, status)
                 self.cover(inside)
             elif stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_COPY and os.access(entry.path, os.R_OK):
-                _copy(entry.path, target, status)
+                with open(entry.path, "rb") as file, open(target, "wb") as copy:
+                    copy.write(file.read())
+                _look_like(target, status)
             elif stat.S_ISREG(status.st_mode):
                 os.symlink(f"{self._original()}{inside}", target)
             else:
@@ -293,12 +295,6 @@ class _Cover:
             kernel.mount("/old", f"/new{_ORIGINAL}", flags=kernel.MS_BIND | kernel.MS_REC)
             kernel.make_read_only(f"/new{_ORIGINAL}")
         return _ORIGINAL
-
-
-def _copy(source: str, target: str, status: os.stat_result) -> None:
-    with open(source, "rb") as file, open(target, "wb") as copy:
-        copy.write(file.read())
-    _look_like(target, status)
 
 
 def _look_like(path: str, status: os.stat_result) -> None:

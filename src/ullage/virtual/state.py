@@ -190,7 +190,7 @@ class GPUState:
     def wait(self, stream: int | None = None, until: tuple[int | None, float | None] = (None, None)) -> None:
         """Let the host wait for the GPU, for one stream, or for its work up to a moment."""
         self.communication.host_waits(stream)
-        self.calls.add_wait()
+        self.calls.add_values("cuda.synchronize")
         since, done = until
         clock = self.calls.launch_clock
         if clock is not None:

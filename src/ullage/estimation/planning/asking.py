@@ -1,7 +1,5 @@
 """`ullage.plan`: the number of GPUs and the parallelism with which a job fits, and the fastest combination."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import signal
@@ -36,6 +34,18 @@ Progress = Callable[[PlanRow, int, int], Any]
 _ALONE = "its ranks send each other nothing in a step, so each would train alone: torch.distributed is not used"
 GPUS_OF_A_NODE = 8
 _GPUS = re.compile(r"(?:(\d+)(?:\.\.(\d+))?\s*[x×*]\s*)?(?:(\d+)\s*[x×*]\s*)?(.+)")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A number of GPUs on a number of machines."""
+
+    gpus: int
+    nodes: int = 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.gpus // self.nodes
 
 
 @names_unknown_options
@@ -351,18 +361,6 @@ def _among(call: dict[str, Any], ranks: Cluster) -> dict[str, Any]:
         return call
     values = {"ranks": ranks.gpus, "nodes": ranks.nodes, "ranks_per_node": ranks.ranks_per_node}
     return {**call, "kwargs": {**call["kwargs"], **values}}
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A number of GPUs on a number of machines."""
-
-    gpus: int
-    nodes: int = 1
-
-    @property
-    def ranks_per_node(self) -> int:
-        return self.gpus // self.nodes
 
 
 def read_gpus(text: str) -> tuple[GPU, list[Cluster]]:

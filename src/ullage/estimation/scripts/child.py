@@ -5,8 +5,6 @@ provisional answer is sent every few seconds, and when training has settled: it 
 hangs. The script's output stays on this process's standard output and error.
 """
 
-from __future__ import annotations
-
 import base64
 import faulthandler
 import os
@@ -62,7 +60,7 @@ def run_script(values: dict[str, Any]) -> None:
     raise SystemExit(code)
 
 
-def _watch(seconds: float, run: ScriptRun) -> None:
+def _watch(seconds: float, run: "ScriptRun") -> None:
     """Send provisional answers, and answer when the time is over."""
     end, pause = time.monotonic() + seconds, FIRST_LOOK
 
@@ -131,9 +129,9 @@ class ScriptRun:
         self.weights = Weights(self.card.note)
         self._trace: Trace | None = None
         if request.traced:
-            from ullage.estimation.timeline.trace import Trace  # needs NumPy, which this Python may not have
+            from ullage.estimation.timeline import trace  # needs NumPy, which this Python may not have
 
-            self._trace = Trace()
+            self._trace = trace.Trace()
             self._trace.watch(self.card)
         self._begin = time.perf_counter()
         self._stopped = 0
@@ -152,7 +150,8 @@ class ScriptRun:
             self.weights.install(replacements)
             install_stand_ins(self.card.note, replacements)
             install_driver(self.card, replacements)
-            self._watch_settings(replacements)
+            if self._request.config is None:  # a script may set PYTORCH_ALLOC_CONF before it first uses the GPU
+                replacements.on_undo(follow_allocator_settings(self.card))
             install_safetensors(replacements)
             try:
                 self._launch()
@@ -167,11 +166,6 @@ class ScriptRun:
                 self.card.host.forget()
             self._ended()
         return 0
-
-    def _watch_settings(self, replacements: Replacements) -> None:
-        """Follow PYTORCH_ALLOC_CONF, which a script may set before it first uses the GPU."""
-        if self._request.config is None:
-            replacements.on_undo(follow_allocator_settings(self.card))
 
     def _receive(self) -> None:
         self._groups = self.card.part(Groups)

@@ -133,11 +133,8 @@ def _config_of(name: str) -> Path:
         raise InvalidValue(f"{model} has no {CONFIG} on the hub: it is not a model of transformers") from None
     except Exception as error:  # of the hub's library, of the one below it, or of the system
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        command = f"hf download {model} {CONFIG}" + (f" --revision {revision}" if revision else "")
         raise InvalidValue(
             f"the config of {model} is not in the local cache ({cache_folder()}), and reading it from the hub failed "
-            f"({reason.strip()}). With a network, type: {download_command(model, revision)}"
+            f"({reason.strip()}). With a network, type: {command}"
         ) from None
-
-
-def download_command(model: str, revision: str = "") -> str:
-    return f"hf download {model} {CONFIG}" + (f" --revision {revision}" if revision else "")

@@ -25,8 +25,8 @@ from ullage.manager.api.server import Remote, Server
 from ullage.manager.core.attempts import AttemptTracker, RunningJobGuard
 from ullage.manager.core.context import ManagerContext, ServiceState, SlotReader
 from ullage.manager.core.export import site
-from ullage.manager.core.host_share import host_of
 from ullage.manager.core.intake import NOBODY, Intake
+from ullage.manager.core.limits import host_of
 from ullage.manager.core.locks import lock_gpus, lock_home
 from ullage.manager.core.notifications import Notifier
 from ullage.manager.core.orders import Orders

@@ -20,8 +20,7 @@ from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of, reason_of
-from ullage.manager.core.host_share import share_of
-from ullage.manager.core.limits import UserLimits
+from ullage.manager.core.limits import UserLimits, share_of
 from ullage.manager.core.notifications import check_notifications
 from ullage.manager.core.works import OF_A_RUN
 from ullage.manager.fault_injection import crash_point

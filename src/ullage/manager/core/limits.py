@@ -1,11 +1,16 @@
-"""What one user may have: checked when a job is submitted or changed, and GPUs when it is placed."""
+"""What one user may have, what all jobs may have of this machine, and the share of it that each is promised."""
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from ullage.errors import NotAllowed
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.identity import Caller, is_operator
+from ullage.manager.monitor.host import usable_cores, usable_memory
+from ullage.manager.placement import HostShare
+from ullage.manager.settings import HostSettings
 from ullage.manager.storage.records import JobRecord
 from ullage.units import format_bytes
 
@@ -64,3 +69,24 @@ class UserLimits:
         if mine + gpus <= most or is_operator(job.uid, job.user, self._context.settings.access.operators):
             return None
         return f"needs {gpus} GPU{'s' * (gpus > 1)}; {job.user} has {mine} of {most} at a time (limits.gpus)"
+
+
+def host_of(settings: HostSettings) -> HostShare:
+    """What all jobs together may have. Where no limit was set a core is left to them, however large the reserve.
+
+    >>> host_of(HostSettings(cores=8, memory="64GiB"))
+    HostShare(cores=8, memory=68719476736)
+    """
+    cores = max(1, usable_cores() - settings.reserve_cores) if settings.cores is None else settings.cores
+    memory = max(0, usable_memory() - settings.reserve_memory) if settings.memory is None else settings.memory
+    return HostShare(cores, memory)
+
+
+def share_of(request: Mapping[str, Any], settings: HostSettings) -> HostShare:
+    """Return the cores and host memory to promise a job. A job without a GPU gets a core at least."""
+    cores, memory = request.get("cores"), request.get("host_memory")
+    least = 1 if request["gpus"] == 0 else 0
+    return HostShare(
+        max(least, settings.default_cores if cores is None else cores),
+        settings.default_memory if memory is None else memory,
+    )

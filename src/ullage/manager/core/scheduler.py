@@ -14,8 +14,7 @@ from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies, waits_for
 from ullage.manager.core.drains import usable_by
-from ullage.manager.core.host_share import share_of
-from ullage.manager.core.limits import UserLimits
+from ullage.manager.core.limits import UserLimits, share_of
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.placement import Decision, Job, Ledger, PassOutcome, Rules, Running, Slot, decide, part_of_gpu

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ullage.manager.core.context import ManagerContext
-from ullage.manager.core.host_share import share_of
 from ullage.manager.core.intake import Intake
+from ullage.manager.core.limits import share_of
 from ullage.manager.core.watchdog import MOST_CRASHES
 from ullage.manager.identity import Caller
 from ullage.manager.monitor.readings import GPUReading

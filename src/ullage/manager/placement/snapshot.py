@@ -3,8 +3,6 @@
 All of it is plain data: bytes as int, times as seconds on one clock, unknown as None. Nothing here measures.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,15 +20,15 @@ class HostShare(NamedTuple):
     cores: int = 0
     memory: int = 0
 
-    def plus(self, other: HostShare) -> HostShare:
+    def plus(self, other: "HostShare") -> "HostShare":
         """Return the sum."""
         return HostShare(self.cores + other.cores, self.memory + other.memory)
 
-    def minus(self, other: HostShare) -> HostShare:
+    def minus(self, other: "HostShare") -> "HostShare":
         """Return the difference, which may be negative."""
         return HostShare(self.cores - other.cores, self.memory - other.memory)
 
-    def holds(self, other: HostShare) -> bool:
+    def holds(self, other: "HostShare") -> bool:
         """Whether both are enough; a request of zero always fits."""
         return (other.cores <= self.cores or not other.cores) and (other.memory <= self.memory or not other.memory)
 
@@ -87,13 +85,13 @@ class Slot:
     bookings: tuple[Booking, ...] = ()
     busy_now: float | None = None
 
-    def read_again(self, used: int | None, activity: Activity, busy_now: float | None) -> Slot:
+    def read_again(self, used: int | None, activity: Activity, busy_now: float | None) -> "Slot":
         """Return the slot with another reading. It does what `replace` does; a simulation does it millions of times."""
         slot = object.__new__(Slot)
         slot.__dict__.update(self.__dict__, used=used, activity=activity, busy_now=busy_now)
         return slot
 
-    def booked(self, job: Job, now: float) -> Booking | None:
+    def booked(self, job: "Job", now: float) -> Booking | None:
         """Return a booking of others during which the job might still run if it started now."""
         for each in self.bookings:
             if each.id not in job.bookings and now < each.end and job.ends_by(now, now) > each.begin:

@@ -166,7 +166,9 @@ class _Engine:
         for card in self.cards:
             card.at = self.now
             card.changed(self.now, self.horizon)
-        self._plan_failures()
+        if self.world.node_mtbf_s is not None:
+            for node in sorted({card.node for card in self.cards}):
+                self._at(self.now + self.draw.expovariate(1 / self.world.node_mtbf_s), self._lose, node)
         coming = 0
         while coming < len(jobs) or self.runs or self.queue or self.wanted is not None or self.returning:
             moment = jobs[coming].arrival if coming < len(jobs) else math.inf
@@ -490,11 +492,6 @@ class _Engine:
         self.gpus[card.index] = gpu_of(slot, card.index, self.ledger, card.running, self.rules, self.now)
 
     # Failures of nodes.
-
-    def _plan_failures(self) -> None:
-        if self.world.node_mtbf_s is not None:
-            for node in sorted({card.node for card in self.cards}):
-                self._at(self.now + self.draw.expovariate(1 / self.world.node_mtbf_s), self._lose, node)
 
     def _lose(self, node: int) -> None:
         cards = [card for card in self.cards if card.node == node]

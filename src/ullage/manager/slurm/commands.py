@@ -91,13 +91,9 @@ def run(*words: str, limit: float = LIMIT, environment: Mapping[str, str] | None
     except OSError as error:
         raise SlurmFailed(f"{words[0]} cannot be run: {error.strerror}") from None
     if done.returncode:
-        raise SlurmFailed(f"{words[0]} failed: {_in_one_line(done.stderr or done.stdout) or done.returncode}")
+        lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in (done.stderr or done.stdout).splitlines())
+        raise SlurmFailed(f"{words[0]} failed: {'; '.join(filter(None, lines)) or done.returncode}")
     return done.stdout
-
-
-def _in_one_line(text: str) -> str:
-    lines = (re.sub(r"^\w+: (error: )?", "", line.strip()) for line in text.splitlines())
-    return "; ".join(line for line in lines if line)
 
 
 def submit(words: Sequence[str], environment: Mapping[str, str] | None = None, script: str = "") -> int:

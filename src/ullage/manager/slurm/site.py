@@ -59,9 +59,10 @@ class SiteFile:
     sharing: str = "timeslice"
 
 
-def read_site_file(path: Path | None = None) -> SiteFile:
+def read_site_file() -> SiteFile:
     """Read `ullage.toml`; an empty one if there is none."""
-    path = path or _beside_slurm_conf()
+    conf = os.environ.get("SLURM_CONF") or commands.configuration().get("SLURM_CONF", "/etc/slurm/slurm.conf")
+    path = Path(conf).parent / SITE_FILE
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -74,11 +75,6 @@ def read_site_file(path: Path | None = None) -> SiteFile:
     if sharing not in HOWS:
         raise InvalidValue(f"{path}: sharing must be {' or '.join(HOWS)}, got {sharing!r}")
     return SiteFile({name.casefold(): str(gpu) for name, gpu in gpus.items()}, sharing)
-
-
-def _beside_slurm_conf() -> Path:
-    named = os.environ.get("SLURM_CONF") or commands.configuration().get("SLURM_CONF", "/etc/slurm/slurm.conf")
-    return Path(named).parent / SITE_FILE
 
 
 def gives_gpus_twice(release: tuple[int, ...]) -> bool:

@@ -200,10 +200,13 @@ def efficient_backward(call: Call) -> Plan:
     grad, query, key, value, bias = call.args[:5]
     batch, heads, length, _ = query.shape
     outputs: list[Any] = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
-    outputs.append(_bias_gradient(bias) if bias is not None and call.args[10][3] else None)
     steps = Steps().temporary(_transposed_copy(grad)).output(0, 1, 2)
-    if outputs[3] is not None:
+    if bias is not None and call.args[10][3]:  # rows of the bias' gradient are padded to multiples of 16 elements
+        padded = new((*bias.shape[:3], round_up(bias.shape[3], 16)), bias.dtype)
+        outputs.append(padded._replace(size=tuple(bias.shape)))
         steps.output(3)
+    else:
+        outputs.append(None)
     row_numbers = batch * heads * length * 4
     half = query.dtype is not torch.float32
     tiling = backward_tiling(max(query.shape[3], value.shape[3]), query.dtype, call.gpu, bool(call.args[9]))
@@ -224,8 +227,3 @@ def efficient_backward(call: Call) -> Plan:
     else:
         steps.free(-1)
     return steps.plan(*outputs)
-
-
-def _bias_gradient(bias: torch.Tensor) -> New:
-    """Rows of the bias' gradient are padded to multiples of 16 elements."""
-    return new((*bias.shape[:3], round_up(bias.shape[3], 16)), bias.dtype)._replace(size=tuple(bias.shape))

@@ -101,7 +101,7 @@ def add_sorted_put(steps: Steps, call: Call, target: torch.Tensor, indices: Any,
         steps.temporary(bytes_of(target))
     largest = (target.numel() - 1) // max(1, slice_size)
     steps.temporary(count * _INDEX, count * _INDEX, count * _INDEX)
-    steps.temporary(sorting.radix_sort(count, _INDEX, _INDEX, sorting.bits_of(largest), call.gpu))
+    steps.temporary(sorting.radix_sort(count, _INDEX, _INDEX, max(1, largest.bit_length()), call.gpu))
     steps.free(-1, -2, -3, -4)
 
 

@@ -76,11 +76,6 @@ def radix_sort(count: int, key: int, value: int, bits: int, gpu: GPU) -> int:
     )
 
 
-def bits_of(largest: int) -> int:
-    """cub.cuh of PyTorch, get_num_bits: how many bits the largest key has."""
-    return max(1, largest.bit_length())
-
-
 def _tile_states(count: int, tile: int, itemsize: int, one_word: bool = True) -> int:
     """agent/single_pass_scan_operators.cuh: what blocks tell each other, one entry a tile and 32 more."""
     entries = ceil_div(count, tile) + _WARP

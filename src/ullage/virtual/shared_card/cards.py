@@ -51,7 +51,8 @@ class Card:
             table = _read_table(file, self.path)
         dead = [entry for entry in table.values() if not is_alive(entry[0])]
         if dead:
-            self._drop_dead()
+            with _locked(self.path) as file:
+                _without_dead(file, _read_table(file, self.path))
         return {process.pid: taken for process, taken in table.values() if (process, taken) not in dead}
 
     def used(self) -> int:
@@ -79,10 +80,6 @@ class Card:
             if not 0 <= size <= held:
                 raise InvalidValue(f"size must be at most the {held} bytes that process {owner.pid} holds, got {size}")
             _change(file, table, owner, -size)
-
-    def _drop_dead(self) -> None:
-        with _locked(self.path) as file:
-            _without_dead(file, _read_table(file, self.path))
 
 
 class Cards:

@@ -22,8 +22,6 @@ Tensors are objects with a `shape` and a `dtype`, with `stride` unless they are 
 the host. Types, devices, formats and layouts are objects with one key that says which.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -110,7 +108,7 @@ class SeenCall(NamedTuple):
     @classmethod
     def of(
         cls, operator: str, args: Any, kwargs: Mapping[str, Any], outputs: Sequence[Any], writes: bool, same: int
-    ) -> SeenCall:
+    ) -> "SeenCall":
         given, named = [_plain(value) for value in args], {name: _plain(value) for name, value in kwargs.items()}
         made = [output for output in outputs if output is not None]
         is_view = bool(made) and not writes and all(type(output) in (Alias, Same) for output in made)
@@ -193,11 +191,7 @@ class OperatorCalls:
         if isinstance(written, _Tensor) and (self.part != OUTSIDE or _graph_task() != -1):
             self.cpu_bytes += written.nbytes
 
-    def add_wait(self) -> None:
-        """Record a wait of the host for the GPU: `torch.cuda.synchronize()`, or that of a stream or an event."""
-        self.add_values("cuda.synchronize")
-
-    def add_graph(self, calls: array[int]) -> None:
+    def add_graph(self, calls: "array[int]") -> None:
         """Record the launch of a CUDA graph, which repeats its captured calls."""
         self.add_values("cuda.graph_launch")
         self.stream.extend(calls)
