@@ -121,9 +121,9 @@ def answer(case: dict[str, Any], way: str) -> dict[str, Any]:
         return {"failed": str(error).partition("\n")[0] or type(error).__name__}
 
 
-def figures(found: dict[str, Any]) -> dict[str, Any]:
-    utilization = found["utilization"] or {}
-    return {name: found[name] for name in (*FIGURES, "notes")} | {"step_s": utilization.get("step_s")}
+def figures(estimate: dict[str, Any]) -> dict[str, Any]:
+    utilization = estimate["utilization"] or {}
+    return {name: estimate[name] for name in (*FIGURES, "notes")} | {"step_s": utilization.get("step_s")}
 
 
 def of_script(case: dict[str, Any], by_command: bool) -> dict[str, Any]:
@@ -165,8 +165,8 @@ class Asker:
             there.close()
         try:
             self._pipe.send((case, way))
-            found: dict[str, Any] = self._pipe.recv()
-            return found
+            answer: dict[str, Any] = self._pipe.recv()
+            return answer
         except (EOFError, OSError):
             return {"failed": f"the process ended with {self.close()}"}
 
@@ -190,14 +190,14 @@ def serve(pipe: Any) -> None:
         pipe.send(answer(case, way))
 
 
-def three(case: dict[str, Any], kept: Asker) -> dict[str, dict[str, Any]]:
+def three(case: dict[str, Any], asker: Asker) -> dict[str, dict[str, Any]]:
     """The answers of a process of its own, and of one that is kept."""
     own = Asker()
-    found = {"alone": own.ask(case, "alone")}
+    answers = {"alone": own.ask(case, "alone")}
     own.close()
     if "row" in case or ("script" in case and "once" not in case):
-        found |= {way: kept.ask(case, way) for way in ("first", "again")}
-    return found
+        answers |= {way: asker.ask(case, way) for way in ("first", "again")}
+    return answers
 
 
 def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str, dict[str, Any]]:
@@ -211,17 +211,17 @@ def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str,
     if lines[:1] != [state]:
         lines = [state]
     part.write_text("".join(f"{line}\n" for line in lines))
-    found = {name: answers for name, answers in map(json.loads, lines[1:]) if name in wanted}
-    missing = [name for name in wanted if name not in found]
+    by_case = {name: answers for name, answers in map(json.loads, lines[1:]) if name in wanted}
+    missing = [name for name in wanted if name not in by_case]
     random.Random(SEED).shuffle(missing)  # so that unlike cases come before one
     idle: queue.SimpleQueue[Asker] = queue.SimpleQueue()
-    kept = [Asker() for _ in range(workers)]
-    for each in kept:
+    askers = [Asker() for _ in range(workers)]
+    for each in askers:
         idle.put(each)
 
     def ask_one(name: str) -> str:
         asker = idle.get()
-        found[name] = three(wanted[name], asker)
+        by_case[name] = three(wanted[name], asker)
         idle.put(asker)
         return name
 
@@ -229,19 +229,19 @@ def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str,
         pool = ThreadPoolExecutor(workers)
         try:
             for done in as_completed([pool.submit(ask_one, name) for name in missing]):
-                file.write(json.dumps([done.result(), found[done.result()]]) + "\n")
+                file.write(json.dumps([done.result(), by_case[done.result()]]) + "\n")
                 file.flush()
                 going.step(done.result())
         finally:
             pool.shutdown(cancel_futures=True)
-            for each in kept:
+            for each in askers:
                 each.close()
-    return found
+    return by_case
 
 
 def fingerprint() -> str:
     """What answers may depend on: the files of this project that are read for them, and the packages."""
-    packages = sorted(f"{found.name} {found.version}" for found in importlib.metadata.distributions())
+    packages = sorted(f"{package.name} {package.version}" for package in importlib.metadata.distributions())
     digest = hashlib.sha256(json.dumps([sys.version, packages]).encode())
     for top in CASES_ARE_IN:
         for path in sorted([ROOT / top, *(ROOT / top).rglob("*")]):
@@ -250,10 +250,10 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-def written(found: dict[str, dict[str, Any]], places: dict[str, str]) -> tuple[str, list[str]]:
+def written(by_case: dict[str, dict[str, Any]], places: dict[str, str]) -> tuple[str, list[str]]:
     """The text of the file, and the cases whose answer depends on what came before."""
     lines, unsteady = [], defaultdict(list)
-    for name, answers in found.items():
+    for name, answers in by_case.items():
         for field in sorted({field for fields in answers.values() for field in fields}):
             values = {way: fields.get(field) for way, fields in answers.items()}
             value = values["alone"]
@@ -318,12 +318,12 @@ def main() -> None:
         scripts = options.scripts and options.scripts.resolve()
         wanted = dict(of_file(options.runs.resolve()) if options.runs else cases(scripts))
         wanted = {name: case for name, case in wanted.items() if fnmatch(name, options.only)}
-        found = ask(options.out.resolve(), wanted, options.workers)
+        by_case = ask(options.out.resolve(), wanted, options.workers)
     places = {str(ROOT): "{root}"} | ({str(scripts): "{scripts}"} if scripts else {})
-    text, unsteady = written(found, places)
+    text, unsteady = written(by_case, places)
     options.out.write_text(text)
     options.out.with_name(f"{options.out.name}.part").unlink()
-    print(f"{len(found)} cases are in {options.out}")
+    print(f"{len(by_case)} cases are in {options.out}")
     if not options.runs:
         if scripts is None:
             print("public scripts are left out: --scripts names no folder")

@@ -73,9 +73,9 @@ def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(answers, live)) as pool:
         compared = pool.map(_compared, rows, chunksize=4)
-        found = list(track(compared, total=len(rows), console=Console(stderr=True)))
+        comparisons = list(track(compared, total=len(rows), console=Console(stderr=True)))
     if out is not None:
-        out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
+        out.write_text("".join(json.dumps(asdict(one)) + "\n" for one in comparisons))
     groups = {"all": rows, "odd channels": [row for row in rows if row["odd"]]}
     groups |= {"multiples of 8": [row for row in rows if not row["odd"]]}
     for row in rows:
@@ -83,10 +83,10 @@ def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path 
     shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
     for name, members in groups.items():
         wanted = {row["id"] for row in members}
-        for line in table_lines([one for one in found if one.id in wanted]) if members else ():
+        for line in table_lines([one for one in comparisons if one.id in wanted]) if members else ():
             shown.add_row(name, *line)
     Console(width=120).print(shown)
-    for one in found:
+    for one in comparisons:
         if one.failed:
             print(f"not estimated: {one.id}: {one.failed}")
 

@@ -30,17 +30,17 @@ def compare(rows: list[Row]) -> None:
         result: Row = {key: row.get(key) for key in ("id", "strategy", "peak_alloc", "peak_reserved", "failed", "oom")}
         try:
             ranks = Ranks(row["ranks"], follow=(row.get("rank", 0),))
-            found = estimate(functools.partial(train, row), gpu="H200", ranks=ranks)
+            answer = estimate(functools.partial(train, row), gpu="H200", ranks=ranks)
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {error}"[:300]
         else:
             result |= {
-                "allocated": found.peak_allocated,
-                "reserved": found.peak_reserved,
-                "upper": found.upper,
-                "process": found.process_memory,
-                "context": found.breakdown["context"],
-                "connections": sum(entry["adds"] for entry in found.assumed if "NCCL" in entry["what"]),
+                "allocated": answer.peak_allocated,
+                "reserved": answer.peak_reserved,
+                "upper": answer.upper,
+                "process": answer.process_memory,
+                "context": answer.breakdown["context"],
+                "connections": sum(entry["adds"] for entry in answer.assumed if "NCCL" in entry["what"]),
             }
         result["seconds"] = round(time.perf_counter() - begin, 2)
         if row.get("nvml_end") and row.get("peak_reserved"):

@@ -142,7 +142,7 @@ def compare(file: Path, only: str, show: int) -> None:
     import ullage
 
     cache: dict[Any, dict[int, Any]] = {}
-    found = collections.Counter()  # type: ignore[var-annotated]
+    counts = collections.Counter()  # type: ignore[var-annotated]
     worst = []
     with gzip.open(file, "rt") as lines:
         rows = [json.loads(line) for line in lines]
@@ -150,7 +150,7 @@ def compare(file: Path, only: str, show: int) -> None:
         if only and only not in str(label):
             continue
         if isinstance(real, str):
-            found["not run on the GPU"] += 1
+            counts["not run on the GPU"] += 1
             continue
         try:
             if label[0] == "drawn":
@@ -168,19 +168,19 @@ def compare(file: Path, only: str, show: int) -> None:
                     gpu.libraries.need = lambda library: None
                     result = run(entry, sample, "cuda", lambda: recorded_events(gpu))
         except Exception as error:
-            found["fails"] += 1
+            counts["fails"] += 1
             worst.append((1 << 60, label, f"{type(error).__name__}: {str(error)[:150]}"))
             continue
-        found["calls"] += 1
+        counts["calls"] += 1
         outputs, gradients, forward, backward = real
         layouts = [outputs, gradients] == [result.outputs, result.gradients]
-        found["layouts"] += layouts
+        counts["layouts"] += layouts
         exact = forward == result.forward and backward == result.backward
-        found["exact"] += exact
+        counts["exact"] += exact
         passes = (result.forward, forward), (result.backward, backward)
         off = [recurrent.peak_of(mine) - recurrent.peak_of(theirs) for mine, theirs in passes]
-        found["peaks"] += off == [0, 0]
-        found["low"] += min(off) < 0
+        counts["peaks"] += off == [0, 0]
+        counts["low"] += min(off) < 0
         if not layouts or not exact:
             names = ("forward", "backward", "outputs", "gradients")
             mine = (getattr(result, name) for name in names)
@@ -192,7 +192,7 @@ def compare(file: Path, only: str, show: int) -> None:
                 if real != here
             )
             worst.append((max(map(abs, off)), label, text))
-    print(dict(found))
+    print(dict(counts))
     worst.sort(key=lambda row: -row[0])
     for size, label, text in worst[:show]:
         print(size, label)
@@ -234,10 +234,10 @@ def compare_recurrent(file: Path) -> None:
     for values, real in rows:
         with ullage.virtual_gpu("H200") as gpu:
             gpu.libraries.need = lambda library: None
-            found = recurrent.run(recurrent.Call(*values), functools.partial(recorded_events, gpu))
-        exact += found == real
-        same_order += [size < 0 for size in found] == [size < 0 for size in real]
-        off.append(recurrent.peak_of(found) / recurrent.peak_of(real) - 1)
+            events = recurrent.run(recurrent.Call(*values), functools.partial(recorded_events, gpu))
+        exact += events == real
+        same_order += [size < 0 for size in events] == [size < 0 for size in real]
+        off.append(recurrent.peak_of(events) / recurrent.peak_of(real) - 1)
     print(f"of {len(rows)} calls: exact in every size {exact}, in the order of requests and frees {same_order}")
     within = ", ".join(f"within {limit:.0%} {sum(abs(share) <= limit for share in off)}" for limit in (0.01, 0.05, 0.1))
     print(f"peak of the step: exact {off.count(0)}, {within}; between {min(off):+.1%} and {max(off):+.1%}")

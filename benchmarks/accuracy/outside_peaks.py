@@ -235,15 +235,15 @@ TRAININGS: dict[str, Callable[..., int | None]] = {
 
 def other_versions(packages: dict[str, str]) -> list[str]:
     """What is installed in another version than the authors had; `None` for what is missing."""
-    found = []
+    others = []
     for name, wanted in packages.items():
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             version = "missing"
         if not version.startswith(wanted):
-            found.append(f"{name} {version} for {wanted}")
-    return found
+            others.append(f"{name} {version} for {wanted}")
+    return others
 
 
 def compare(case: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def job(step_s: float, share: float) -> Utilization:
 
 def by_copies(steps: Mapping[str, float], pairs: Sequence[Pair], how: str) -> dict[str, Utilization]:
     """Jobs whose share of the GPU makes two copies as fast as they were."""
-    found = {}
+    jobs = {}
     for (one, other), speeds in pairs:
         if one != other:
             continue
@@ -87,8 +87,8 @@ def by_copies(steps: Mapping[str, float], pairs: Sequence[Pair], how: str) -> di
             middle = (low + high) / 2
             two = [job(steps[one], middle)] * 2
             low, high = (middle, high) if share_of(two, CARD, how).slowest > fmean(speeds) else (low, middle)
-        found[one] = job(steps[one], low)
-    return found
+        jobs[one] = job(steps[one], low)
+    return jobs
 
 
 def cifar_resnet18() -> Any:
@@ -103,13 +103,13 @@ def cifar_resnet18() -> Any:
 
 def by_name(names: Iterable[str], card: str, seconds: Mapping[str, float]) -> dict[str, Utilization]:
     """Jobs as they are predicted on a GPU, and how far that is from the time that their step took alone."""
-    found = {}
+    jobs = {}
     for name in names:
         known = next((source for words, source in NAMED.items() if all(word in name for word in words)), None)
         batch = re.search(r"batch size (\d+)|(\d+) [01]$", name)
         if known is not None and batch is not None:
             source, shape = known
-            found[name] = ullage.estimate(
+            jobs[name] = ullage.estimate(
                 ullage.Model(
                     source,
                     batch_size=int(batch[1] or batch[2]),
@@ -119,11 +119,11 @@ def by_name(names: Iterable[str], card: str, seconds: Mapping[str, float]) -> di
                 ),
                 gpu=card,
             ).utilization
-    off = [abs(each.step_s - seconds[name]) / seconds[name] for name, each in found.items()]
+    off = [abs(each.step_s - seconds[name]) / seconds[name] for name, each in jobs.items()]
     print(
         f"  step alone of {len(off)} jobs on {card}: off by {median(off):.0%} (median)" if off else f"  none on {card}"
     )
-    return found
+    return jobs
 
 
 def show(name: str, pairs: Sequence[Pair], jobs: Mapping[str, Utilization], how: str) -> None:

@@ -109,8 +109,8 @@ def estimate(run: Row, gpu: str) -> Row:
     row["seconds"] = round(time.monotonic() - begin, 1)
     if done.returncode:
         return row | {"failed": done.stderr.strip()[-500:]}
-    found = json.loads(done.stdout)
-    return row | {name: found[name] for name in ("peak_allocated", "peak_reserved", "process_memory", "upper", "notes")}
+    guess = json.loads(done.stdout)
+    return row | {name: guess[name] for name in ("peak_allocated", "peak_reserved", "process_memory", "upper", "notes")}
 
 
 def estimate_all(runs: Path, names: list[str], out: Path, gpu: str) -> None:
@@ -146,7 +146,7 @@ def table(*head: str) -> None:
 
 def compare_public(measured: Path, estimates: Path, *, faster: bool) -> None:
     uses = {row["name"]: row["uses"] for row in json.loads(PUBLIC.read_text()) if "uses" in row}
-    found, held, whole = [], 0, set()
+    errors_by_run, held, whole = [], 0, set()
     table("script", "on the GPU", "reserved", "estimated", "error", "allocated: error", "bound", *["uses"] * faster)
     for run, guess in pairs(measured, estimates):
         if faster and run["id"] not in uses:
@@ -158,23 +158,23 @@ def compare_public(measured: Path, estimates: Path, *, faster: bool) -> None:
             print("|", " | ".join([*line, "failed", "", "", "", *last]), "|")
             continue
         reserved, allocated = errors(run, guess)
-        found.append((abs(reserved), run["id"]))
+        errors_by_run.append((abs(reserved), run["id"]))
         if not run.get("stopped"):
             whole.add(run["id"])
         held += guess["upper"] >= run["peak_reserved"]
         line += [format_bytes(guess["peak_reserved"]), f"{reserved:+.2%}", f"{allocated:+.2%}"]
         print("|", " | ".join([*line, format_bytes(guess["upper"]), *last]), "|")
-    print(f"\n{_summary(found)}; the bound holds in {held}")
-    print(f"Those that were not ended: {_summary([one for one in found if one[1] in whole])}")
+    print(f"\n{_summary(errors_by_run)}; the bound holds in {held}")
+    print(f"Those that were not ended: {_summary([one for one in errors_by_run if one[1] in whole])}")
 
 
-def _summary(found: list[tuple[float, str]]) -> str:
+def _summary(by_error: list[tuple[float, str]]) -> str:
     """How many scripts, how many of them exact, the median and the worst error."""
-    if not found:
+    if not by_error:
         return "0 scripts"
-    worst, name = max(found)
-    exact, median = sum(share == 0 for share, _ in found), statistics.median(share for share, _ in found)
-    return f"{len(found)} scripts: {exact} exact, median error {median:.2%}, worst {worst:.2%} ({name})"
+    worst, name = max(by_error)
+    exact, median = sum(share == 0 for share, _ in by_error), statistics.median(share for share, _ in by_error)
+    return f"{len(by_error)} scripts: {exact} exact, median error {median:.2%}, worst {worst:.2%} ({name})"
 
 
 def process_memory(run: Row) -> int | None:

@@ -118,11 +118,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def uniform(sets: Sequence[Shared], job: str, how: str) -> dict[int, dict[str, float | None]]:
     """The figures of copies of one job, by how many there are."""
-    found = {}
+    curve = {}
     for one in sets:
         if one.how == how and set(one.row["jobs"]) == {job} and not str(one.row["set"]).startswith("again"):
-            found[len(one.row["jobs"])] = one.figures
-    return dict(sorted(found.items()))
+            curve[len(one.row["jobs"])] = one.figures
+    return dict(sorted(curve.items()))
 
 
 def uniform_table(sets: Sequence[Shared]) -> str:
@@ -133,10 +133,10 @@ def uniform_table(sets: Sequence[Shared]) -> str:
     for job, (size, words) in JOBS.items():
         both = [uniform(sets, job, how) for how in HOWS]
         for copies in COPIES:
-            if not all(copies in found for found in both):
+            if not all(copies in curve for curve in both):
                 continue
             cells = [
-                " / ".join(_number(found[copies][name], digits) for found in both) for name, digits in columns.items()
+                " / ".join(_number(curve[copies][name], digits) for curve in both) for name, digits in columns.items()
             ]
             rows.append([f"{size}: {words}" if copies == 1 else "", str(copies), *cells])
     return table(head, rows) + "\n\nIn each cell: time-sliced / MPS."
@@ -153,9 +153,9 @@ def by_size_table(sets: Sequence[Shared]) -> str:
     rows = []
     for size in sorted({len(one.row["jobs"]) for one in mixed(sets)}):
         for how, words in HOWS.items():
-            found = [one for one in mixed(sets) if one.how == how and len(one.row["jobs"]) == size]
-            if found:
-                rows.append([f"{size}, {words}", *_summary(found)])
+            group = [one for one in mixed(sets) if one.how == how and len(one.row["jobs"]) == size]
+            if group:
+                rows.append([f"{size}, {words}", *_summary(group)])
     return table(["jobs", *_SUMMARY], rows)
 
 
@@ -168,10 +168,10 @@ def by_smact_table(sets: Sequence[Shared]) -> str:
     rows = []
     for low, high in SMACT_BINS:
         for how, words in HOWS.items():
-            found = [one for one in several if one.how == how and low <= one.smact_alone < high]
+            group = [one for one in several if one.how == how and low <= one.smact_alone < high]
             name = f"{low:.0%} to {high:.0%}" if high < 9 else f"above {low:.0%}"
-            if found:
-                rows.append([f"{name}, {words}", *_summary(found)])
+            if group:
+                rows.append([f"{name}, {words}", *_summary(group)])
     return table(["sum of SMACT alone", *_SUMMARY], rows)
 
 
@@ -179,8 +179,8 @@ def worst_line(sets: Sequence[Shared]) -> str:
     """The job that suffers most in each way of sharing."""
     parts = []
     for how, words in HOWS.items():
-        found = [(value, one, place) for one in sets if one.how == how for place, value in enumerate(one.slowdowns)]
-        value, one, place = max(found, key=lambda item: item[0])
+        slowdowns = [(value, one, place) for one in sets if one.how == how for place, value in enumerate(one.slowdowns)]
+        value, one, place = max(slowdowns, key=lambda item: item[0])
         job = one.alone[place].rows[0]["job"]
         name = f"{str(job['model']).split(':')[-1]}, {job['opt']}"
         parts.append(f"{words}, {value:.0f} times as long ({name}, with {len(one.alone) - 1} others)")
@@ -226,13 +226,13 @@ def ways_table(sets: Sequence[Shared]) -> str:
     rows = []
     pairs = in_both_ways(sets)
     for size in (*sorted({len(one.row["jobs"]) for one, _ in pairs}), None):
-        found = [pair for pair in pairs if size is None or len(pair[0].row["jobs"]) == size]
-        work = [mps.throughput / sliced.throughput for sliced, mps in found]
+        group = [pair for pair in pairs if size is None or len(pair[0].row["jobs"]) == size]
+        work = [mps.throughput / sliced.throughput for sliced, mps in group]
         energy = [
-            (mps.row["power_w"] / mps.throughput) / (sliced.row["power_w"] / sliced.throughput) for sliced, mps in found
+            (mps.row["power_w"] / mps.throughput) / (sliced.row["power_w"] / sliced.throughput) for sliced, mps in group
         ]
         better = statistics.fmean(ratio > 1 for ratio in work)
-        rows.append([str(size or "all"), str(len(found)), f"{better:.0%}", _spread(work), _spread(energy)])
+        rows.append([str(size or "all"), str(len(group)), f"{better:.0%}", _spread(work), _spread(energy)])
     return table(head, rows)
 
 
@@ -251,18 +251,18 @@ def memory_table(rows: Sequence[Row]) -> str:
 
 def _rounds(rows: Sequence[Row], how: str) -> list[tuple[list[Row], int]]:
     """The jobs that stayed at the same time, and the most that was taken of the GPU. They are read alone first."""
-    found: list[tuple[list[Row], list[int]]] = []
+    rounds: list[tuple[list[Row], list[int]]] = []
     before = ""
     for row in rows:
         if row["how"] != how or "gpu_memory" not in row:
             continue
         if "alone" in row:
             if before != "alone":
-                found.append(([], []))
-            found[-1][0].append(row)
-        found[-1][1].append(row["gpu_memory"])
+                rounds.append(([], []))
+            rounds[-1][0].append(row)
+        rounds[-1][1].append(row["gpu_memory"])
         before = "alone" if "alone" in row else "set"
-    return [(jobs, max(taken)) for jobs, taken in found]
+    return [(jobs, max(taken)) for jobs, taken in rounds]
 
 
 def same_memory_line(alone: dict[tuple[str, str], Alone]) -> str:
@@ -293,8 +293,8 @@ def noise_table(alone: dict[tuple[str, str], Alone]) -> str:
         *((f"{name.upper()} times step, all jobs", pairs, name) for name in ("gract", "smact", "drama")),
     ]
     lines = []
-    for words, found, name in cases:
-        apart = [abs(_work(again, name) / _work(first, name) - 1) for first, again in found]
+    for words, readings, name in cases:
+        apart = [abs(_work(again, name) / _work(first, name) - 1) for first, again in readings]
         lines.append([words, str(len(apart)), f"{statistics.median(apart):.1%}", f"{_quantile(apart, 0.9):.1%}"])
     return table(["figure", "readings", "median difference", "90th percentile"], lines)
 
@@ -401,7 +401,7 @@ def uniform_picture(sets: Sequence[Shared], job: str) -> str:
     parts = [f'<text class="title" x="16" y="24">{size}: {escape(words)}</text>', *legend(560, 24)]
     for place, (name, title) in enumerate(PANELS.items()):
         known = {
-            how: [(n, one[name]) for n, one in found.items() if one[name] is not None] for how, found in both.items()
+            how: [(n, one[name]) for n, one in curve.items() if one[name] is not None] for how, curve in both.items()
         }
         values = [value for points in known.values() for _, value in points if value is not None]
         if not values:
@@ -421,11 +421,11 @@ def uniform_picture(sets: Sequence[Shared], job: str) -> str:
 
 def smact_picture(sets: Sequence[Shared]) -> str:
     """Every set: work done, and the slowest job, over the sum of SMACT alone."""
-    found = [one for one in sets if len(one.row["jobs"]) > 1]
-    most = 100 * max(one.smact_alone for one in found)
+    several = [one for one in sets if len(one.row["jobs"]) > 1]
+    most = 100 * max(one.smact_alone for one in several)
     parts = legend(16, 24)
-    worst = max(max(one.slowdowns) for one in found)
-    best = 1.05 * max(one.throughput for one in found)
+    worst = max(max(one.slowdowns) for one in several)
+    best = 1.05 * max(one.throughput for one in several)
     low, high = math.log10(0.5), math.log10(1.2 * worst)
     figures = (
         ("work done in the time of 1", lambda one: one.throughput, 1.0, (0.0, best), ticks(best)),
@@ -443,7 +443,7 @@ def smact_picture(sets: Sequence[Shared]) -> str:
         x, y = panel.at(80, level)
         lines = f"M{x:.1f} {panel.top}v{panel.height}M{panel.left} {y:.1f}h{panel.width}"
         parts.append(f'<path class="limit" d="{lines}"/><text x="{x + 4:.1f}" y="{panel.top + 12}">80 %</text>')
-        for one in sorted(found, key=lambda one: one.how):
+        for one in sorted(several, key=lambda one: one.how):
             x, y = panel.at(100 * one.smact_alone, figure(one))
             parts.append(f'<circle class="{one.how} dot" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>')
     return svg(968, 356, parts, "Work done and the slowest job of every set, over the sum of the jobs' SMACT alone")
@@ -454,7 +454,7 @@ def written(text: str, name: str, content: str) -> str:
     pattern = re.compile(rf"(<!-- collocation: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not pattern.search(text):
         raise SystemExit(f"needed <!-- collocation: {name} --> and <!-- end --> in {PAGE}")
-    return pattern.sub(lambda found: f"{found[1]}\n{content}\n\n{found[2]}", text)
+    return pattern.sub(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", text)
 
 
 def counts_line(alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> str:
@@ -485,8 +485,8 @@ def filled(page: str, rows: Sequence[Row]) -> str:
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
     sets = read(rows)[1]
-    found = {f"collocation_{size}.svg": uniform_picture(sets, job) for job, (size, _) in JOBS.items()}
-    return found | {"collocation_sets.svg": smact_picture(sets)}
+    drawn = {f"collocation_{size}.svg": uniform_picture(sets, job) for job, (size, _) in JOBS.items()}
+    return drawn | {"collocation_sets.svg": smact_picture(sets)}
 
 
 def main() -> None:

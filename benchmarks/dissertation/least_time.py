@@ -35,17 +35,17 @@ NAME, COUNT = "A100-40GB", 4
 
 def sets_that_fit(memory: list[int], counts: list[int], most: int) -> list[tuple[int, ...]]:
     """All sets of at most so many jobs, by the numbers of their kinds, that fit into a GPU."""
-    found: list[tuple[int, ...]] = []
+    fitting: list[tuple[int, ...]] = []
 
     def grow(there: tuple[int, ...], left: int) -> None:
         for kind in range(there[-1] if there else 0, len(memory)):
             if memory[kind] <= left and there.count(kind) < counts[kind]:
-                found.append((*there, kind))
+                fitting.append((*there, kind))
                 if len(there) + 1 < most:
-                    grow(found[-1], left - memory[kind])
+                    grow(fitting[-1], left - memory[kind])
 
     grow((), gpu(NAME).usable)
-    return found
+    return fitting
 
 
 def least_gpu_s(trace: JobTrace, most: int, min_speed: float) -> float:
@@ -68,8 +68,8 @@ def least_gpu_s(trace: JobTrace, most: int, min_speed: float) -> float:
     ]
     rows, columns, values = zip(*entries, strict=True)
     done = csr_matrix((values, (rows, columns)), shape=(len(work), len(speeds)))
-    found = linprog(np.ones(len(speeds)), A_ub=-done, b_ub=-work, bounds=(0, None), method="highs")
-    return float(found.fun)
+    optimum = linprog(np.ones(len(speeds)), A_ub=-done, b_ub=-work, bounds=(0, None), method="highs")
+    return float(optimum.fun)
 
 
 def main() -> None:
@@ -88,8 +88,8 @@ def main() -> None:
         _tell(f"speed at least {min_speed:.0%}", needed / COUNT, base + needed * waiting_w(NAME), alone)
     for name, patience in (("ullage", Rules.patience), ("ullage, no room kept", math.inf)):
         scenario = Scenario(gpus=GPUS).but(patience=patience)
-        found = [simulate(trace, scenario.but(seed=seed)).figures for seed in range(options.seeds)]
-        means = (fmean(each.total_s for each in found), fmean(each.energy_j or 0.0 for each in found))
+        figures = [simulate(trace, scenario.but(seed=seed)).figures for seed in range(options.seeds)]
+        means = (fmean(each.total_s for each in figures), fmean(each.energy_j or 0.0 for each in figures))
         _tell(name, *means, alone)
 
 

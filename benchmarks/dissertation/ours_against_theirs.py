@@ -34,30 +34,30 @@ Found = dict[str, list[Figures]]  # by scenario
 def drawn_cases(count: int, small: int = 1, first: int = 0) -> list[Case]:
     """Half heavy, half mixed, with loads from 1 to 3.5; each on a trace of its own, by seeds from the `first` on.
     `small` divides the jobs."""
-    found = []
+    drawn = []
     for number in range(count):
         mix, jobs = (("heavy", 60), ("mixed", 90))[number % 2]
         load = round(1 + 2.5 * (number // 2) / max(1, (count - 1) // 2), 3)
         source = TraceSource(mix=mix, drawn=(("jobs", jobs // small), ("gpus", 4), ("load", load), ("spread", 0.3)))
-        found += cases([source], SCENARIOS, [first + number])
-    return found
+        drawn += cases([source], SCENARIOS, [first + number])
+    return drawn
 
 
-def simulated(wanted: Sequence[Case], workers: int = 1, kept: Path | None = None) -> Found:
+def simulated(wanted: Sequence[Case], workers: int = 1, cache: Path | None = None) -> Found:
     """The figures of each scenario, in the order of the cases."""
-    outcomes = {(each.case.source, each.case.scenario): each for each in run_cases(wanted, workers, kept)}
-    found: Found = {}
+    outcomes = {(each.case.source, each.case.scenario): each for each in run_cases(wanted, workers, cache)}
+    figures: Found = {}
     for case in wanted:
         outcome = outcomes[case.source, case.scenario]
         if outcome.figures is None:
             raise SystemExit(f"{case.scenario.name} on {case.source.name}: {outcome.error}")
-        found.setdefault(case.scenario.name, []).append(outcome.figures)
-    return found
+        figures.setdefault(case.scenario.name, []).append(outcome.figures)
+    return figures
 
 
-def against(found: Found, name: str, base: str, measure: str) -> Interval:
+def against(figures: Found, name: str, base: str, measure: str) -> Interval:
     """The mean relative change of a figure, in pairs: the same trace, the same seed."""
-    values = [[MEASURES[measure].of(each) or 0.0 for each in found[who]] for who in (name, base)]
+    values = [[MEASURES[measure].of(each) or 0.0 for each in figures[who]] for who in (name, base)]
     interval = changes(*values)
     assert interval is not None
     return interval
@@ -69,15 +69,15 @@ def _cell(interval: Interval) -> str:
     return f"{100 * interval.mean:+.1f} % ± {100 * interval.half:.1f}"
 
 
-def comparison(found: Found, base: str) -> list[list[str]]:
+def comparison(figures: Found, base: str) -> list[list[str]]:
     """A row for each scenario but the base."""
-    names = [name for name in found if name != base and (name != EXCLUSIVE.name or base == THEIRS.name)]
+    names = [name for name in figures if name != base and (name != EXCLUSIVE.name or base == THEIRS.name)]
     rows = []
     for name in names:
-        jobs = sum(each.jobs for each in found[name])
-        over = jobs - sum(each.done for each in found[name])
-        ooms = sum(each.ooms for each in found[name])
-        cells = [_cell(against(found, name, base, measure)) for measure in COMPARED]
+        jobs = sum(each.jobs for each in figures[name])
+        over = jobs - sum(each.done for each in figures[name])
+        ooms = sum(each.ooms for each in figures[name])
+        cells = [_cell(against(figures, name, base, measure)) for measure in COMPARED]
         rows.append([name, f"{ooms} in {jobs} jobs", *cells, str(over)])
     return rows
 
@@ -98,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     content = {}
     for name, file in TRACES.items():
         source = TraceSource(str(options.traces / file))
-        found = simulated(cases([source], SCENARIOS, range(options.seeds)), options.workers, options.kept)
+        figures = simulated(cases([source], SCENARIOS, range(options.seeds)), options.workers, options.kept)
         for words, base in (("exclusive", EXCLUSIVE), ("theirs", THEIRS)):
-            content[f"{name} against {words}"] = table(HEAD, comparison(found, base.name))
+            content[f"{name} against {words}"] = table(HEAD, comparison(figures, base.name))
     drawn = simulated(drawn_cases(options.drawn, first=options.first), options.workers, options.kept)
     content["drawn against theirs"] = table(HEAD, comparison(drawn, THEIRS.name))
     for place, text in content.items():

@@ -197,9 +197,9 @@ CHAPTER: dict[str, Callable[[], list[Run]]] = {
 }
 
 
-def simulated(folder: Path, seeds: int, workers: int = 1, kept: Path | None = None) -> dict[str, list[Done]]:
+def simulated(folder: Path, seeds: int, workers: int = 1, cache: Path | None = None) -> dict[str, list[Done]]:
     """All runs of the chapter, by section."""
-    found: dict[str, list[Done]] = {}
+    sections: dict[str, list[Done]] = {}
     sources = {trace: TraceSource(str(folder / file)) for trace, file in TRACES.items()}
     runs = {name: make() for name, make in CHAPTER.items()}
     wanted = {
@@ -209,17 +209,17 @@ def simulated(folder: Path, seeds: int, workers: int = 1, kept: Path | None = No
     }
     outcomes = {
         (outcome.case.source, outcome.case.scenario): outcome
-        for outcome in run_cases(list(itertools.chain(*wanted.values())), workers, kept)
+        for outcome in run_cases(list(itertools.chain(*wanted.values())), workers, cache)
     }
     for name, section in runs.items():
-        found[name] = []
+        sections[name] = []
         for run in section:
             ends = [outcomes[case.source, case.scenario] for case in wanted[run.trace, run.scenario]]
             for end in ends:
                 if end.figures is None:
                     raise SystemExit(f"{run.name} on {end.case.source.name}: {end.error}")
-            found[name].append(Done(run, [end.figures for end in ends if end.figures is not None]))
-    return found
+            sections[name].append(Done(run, [end.figures for end in ends if end.figures is not None]))
+    return sections
 
 
 # Tables.
@@ -318,25 +318,25 @@ ORDERS = (
 )
 
 
-def order_table(found: Mapping[str, Sequence[Done]]) -> str:
+def order_table(sections: Mapping[str, Sequence[Done]]) -> str:
     """Whether runs come in the order in which theirs came."""
     rows = []
     for words, section, measure in ORDERS:
-        seen = agreement(found[section], measure)
+        seen = agreement(sections[section], measure)
         rows.append([words, f"{seen.tau:.2f}", f"{seen.same} of {seen.decided}", "; ".join(seen.otherwise) or "none"])
     return table(["what is ordered", "Kendall's tau", "pairs beyond noise in the same order", "the others"], rows)
 
 
-def tables(found: Mapping[str, Sequence[Done]]) -> dict[str, str]:
+def tables(sections: Mapping[str, Sequence[Done]]) -> dict[str, str]:
     """All tables by the names of their places on the page."""
     return {
-        "oracles": section_table(found["oracles"]),
-        "unknown": section_table(found["unknown"]),
-        "estimators": section_table(found["estimators"]),
-        "heavy": section_table(found["heavy"], energy=True),
-        "habits": changes_table(found["habits"]),
-        "world": changes_table(found["world"]),
-        "order": order_table(found),
+        "oracles": section_table(sections["oracles"]),
+        "unknown": section_table(sections["unknown"]),
+        "estimators": section_table(sections["estimators"]),
+        "heavy": section_table(sections["heavy"], energy=True),
+        "habits": changes_table(sections["habits"]),
+        "world": changes_table(sections["world"]),
+        "order": order_table(sections),
     }
 
 
@@ -412,13 +412,13 @@ def _mean_of(gpus: Sequence[GpuSeries], name: str, hours: float, points: int = 1
     return [((piece + 0.5) * hours / points, total / len(gpus)) for piece, total in enumerate(totals)]
 
 
-def pictures(folder: Path, found: Mapping[str, Sequence[Done]]) -> dict[str, str]:
+def pictures(folder: Path, sections: Mapping[str, Sequence[Done]]) -> dict[str, str]:
     counted = [
-        ("90 tasks, memory unknown", [done for done in found["unknown"] if "ooms" in done.run.theirs]),
-        ("90 tasks, estimators", [done for done in found["estimators"] if "ooms" in done.run.theirs]),
-        ("60 tasks", [done for done in found["heavy"] if done.run.name != EXCLUSIVE]),
+        ("90 tasks, memory unknown", [done for done in sections["unknown"] if "ooms" in done.run.theirs]),
+        ("90 tasks, estimators", [done for done in sections["estimators"] if "ooms" in done.run.theirs]),
+        ("60 tasks", [done for done in sections["heavy"] if done.run.name != EXCLUSIVE]),
     ]
-    energy = [("60 tasks", [done for done in found["heavy"] if "energy" in done.run.theirs])]
+    energy = [("60 tasks", [done for done in sections["heavy"] if "energy" in done.run.theirs])]
     return {
         "reproduction_ooms.svg": bars_picture(counted, "ooms", "Out-of-memory crashes"),
         "reproduction_energy.svg": bars_picture(energy, "energy", "Energy of the four GPUs, MJ"),
@@ -437,7 +437,7 @@ def written(page: Path, content: Mapping[str, str]) -> None:
     page.write_text(text)
 
 
-def as_json(found: Mapping[str, Sequence[Done]]) -> str:
+def as_json(sections: Mapping[str, Sequence[Done]]) -> str:
     rows = [
         {
             "section": name,
@@ -446,7 +446,7 @@ def as_json(found: Mapping[str, Sequence[Done]]) -> str:
             "theirs": dict(done.run.theirs),
             "ours": {measure: done.values(measure) for measure in SHOWN},
         }
-        for name, section in found.items()
+        for name, section in sections.items()
         for done in section
     ]
     return json.dumps(rows, indent=1)
@@ -461,15 +461,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write every figure as JSON")
     parser.add_argument("--write", action="store_true", help="write the page and its pictures")
     options = parser.parse_args(arguments)
-    found = simulated(options.traces, options.seeds, options.workers, options.kept)
-    made = tables(found)
+    sections = simulated(options.traces, options.seeds, options.workers, options.kept)
+    made = tables(sections)
     for name, text in made.items():
         print(f"{name}\n\n{text}\n")
     if options.out is not None:
-        options.out.write_text(as_json(found))
+        options.out.write_text(as_json(sections))
     if options.write:
         written(PAGE, made)
-        for file, picture in pictures(options.traces, found).items():
+        for file, picture in pictures(options.traces, sections).items():
             (IMAGES / file).write_text(picture)
 
 

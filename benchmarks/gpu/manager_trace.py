@@ -227,7 +227,7 @@ def estimate(trace: Trace, options: argparse.Namespace, home: Path) -> dict[str,
     return seconds
 
 
-def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[dict[str, Any]]:
+def detail(jobs_done: list[dict[str, Any]], client: Client, begin: float) -> list[dict[str, Any]]:
     """Each job, its attempts and what it told itself; times are seconds after `begin`."""
     index = {each["id"]: each["index"] for each in client.call("gpus")}
     might = {event["job"]: event["time"] for event in client.events() if event["kind"] == "queued"}
@@ -235,7 +235,7 @@ def detail(found: list[dict[str, Any]], client: Client, begin: float) -> list[di
     told_names = ("began", "imported", "first_step", "last_step")
     stretches = ("evaluated", "saved")
     jobs = []
-    for job in found:
+    for job in jobs_done:
         attempts = [
             {name: None if each[name] is None else each[name] - begin for name in names}
             | {name: each[name] for name in ("elapsed", "promise", "used", "cause", "exclusive", "energy")}
@@ -294,28 +294,28 @@ def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, esti
                     warm_up(client, options.patience)
                 before, begin, moment = energy.joules(), time.monotonic(), time.time()
                 numbers = play(client, jobs, trace.steps, exclusive=run.startswith("exclusive"))
-                found = [client.wait(number, timeout=options.patience) for number in numbers]
+                ended = [client.wait(number, timeout=options.patience) for number in numbers]
                 makespan, after = time.monotonic() - begin, energy.joules()
-                for job in found:
+                for job in ended:
                     if job["state"] != "done":
                         tell(job, client)
-                each = detail(found, client, moment)
+                each = detail(ended, client, moment)
         finally:
             with contextlib.suppress(UllageError), Client(folder) as client:  # jobs outlive their daemon
                 client.cancel(*[job["id"] for job in client.queue()])
             daemon.terminate()
             daemon.wait(60)
         known = in_database(Path(folder))
-    causes = Counter(attempt["cause"] for job in found for attempt in job["attempts"])
+    causes = Counter(attempt["cause"] for job in ended for attempt in job["attempts"])
     return {
         "trace": name,
         "run": run,
         "jobs": len(jobs),
-        "done": sum(job["state"] == "done" for job in found),
+        "done": sum(job["state"] == "done" for job in ended),
         "makespan_s": makespan,
-        "waited_s": statistics.mean(job["waited"] for job in found),
-        "ran_s": statistics.mean(job["ran"] for job in found),
-        "completion_s": statistics.mean(job["waited"] + job["ran"] for job in found),
+        "waited_s": statistics.mean(job["waited"] for job in ended),
+        "ran_s": statistics.mean(job["ran"] for job in ended),
+        "completion_s": statistics.mean(job["waited"] + job["ran"] for job in ended),
         "energy_kj": None if before is None or after is None else (after - before) / 1000,
         "out_of_memory": causes["out of GPU memory"],
         "attempts": sum(causes.values()),
@@ -330,16 +330,16 @@ def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, esti
     }
 
 
-def line(found: dict[str, Any], first: dict[str, Any]) -> str:
+def line(run: dict[str, Any], first: dict[str, Any]) -> str:
     """The figures of a run beside those of the first one."""
-    less = f"{1 - found['makespan_s'] / first['makespan_s']:.0%} less"
+    less = f"{1 - run['makespan_s'] / first['makespan_s']:.0%} less"
     energy = "energy unknown"
-    if found["energy_kj"] and first["energy_kj"]:
-        energy = f"{found['energy_kj']:.1f} kJ ({1 - found['energy_kj'] / first['energy_kj']:.0%} less)"
+    if run["energy_kj"] and first["energy_kj"]:
+        energy = f"{run['energy_kj']:.1f} kJ ({1 - run['energy_kj'] / first['energy_kj']:.0%} less)"
     return (
-        f"{found['run']}: {found['done']} of {found['jobs']} done in {found['makespan_s']:.1f} s ({less}), waited "
-        f"{found['waited_s']:.1f} s, ran {found['ran_s']:.1f} s, in all {found['completion_s']:.1f} s, {energy}, "
-        f"{found['out_of_memory']} out of memory, {found['attempts']} attempts"
+        f"{run['run']}: {run['done']} of {run['jobs']} done in {run['makespan_s']:.1f} s ({less}), waited "
+        f"{run['waited_s']:.1f} s, ran {run['ran_s']:.1f} s, in all {run['completion_s']:.1f} s, {energy}, "
+        f"{run['out_of_memory']} out of memory, {run['attempts']} attempts"
     )
 
 

@@ -27,13 +27,13 @@ from ullage.manager.monitor.readings import Device, GPUReading, Source
 from ullage.manager.monitor.sampling import Monitor
 from ullage_lab.measure.activity import ActivityBetween, activity_between
 
-found: dict[str, Any] = {"checks": {}}
+results: dict[str, Any] = {"checks": {}}
 
 
 def check(name: str, value: Any, holds: Callable[[Any], bool], unknown_is_fine: bool = False) -> None:
     """One line; a value that is `None` is unknown, which fails unless it may be."""
     verdict = ("unknown" if unknown_is_fine else "FAILED") if value is None else "ok" if holds(value) else "FAILED"
-    found["checks"][name] = {"value": value, "verdict": verdict}
+    results["checks"][name] = {"value": value, "verdict": verdict}
     print(f"  {verdict:8} {name}: {value if not isinstance(value, float) else round(value, 4)}")
 
 
@@ -56,7 +56,7 @@ def look_at(source: Source, seconds: float) -> list[Device]:
         reading = source.read(device.id)
         show(f"  {source.name} reading", reading)
         print(f"  processes: {source.processes(device.id)}")
-        found.setdefault("readings", []).append({"source": source.name, **asdict(device), **asdict(reading)})
+        results.setdefault("readings", []).append({"source": source.name, **asdict(device), **asdict(reading)})
         if device.mig:
             continue
         check(f"{source.name} {device.index} memory used, GiB", _gib(reading.memory_used), lambda value: value >= 0)
@@ -83,7 +83,7 @@ def measured(title: str, device: Device, seconds: float) -> Iterator[ActivityBet
         sampled = {name: window.mean(name) for name in ("gract", "smact", "smocc", "drama", "power_w")}
     show(f"\n{title}", activity)
     print(f"  the monitor's means over {len(window)} looks: {json.dumps(sampled)}")
-    found[title] = {"between": asdict(activity), "monitor": sampled, "looks": len(window)}
+    results[title] = {"between": asdict(activity), "monitor": sampled, "looks": len(window)}
 
 
 def loads(device: Device, seconds: float) -> None:
@@ -121,7 +121,7 @@ def products(torch: Any, device: Device, seconds: float, idle: float | None) -> 
     check("products: tensor", activity.tensor, lambda value: value > 0.3, True)
     check("products: DRAMA", activity.drama, lambda value: 0 < value < 1, True)
     check("products: power over idle, W", (activity.power_w or 0) - (idle or 0), lambda value: value > 20)
-    sampled = found["matrix products"]["monitor"]
+    sampled = results["matrix products"]["monitor"]
     if activity.smact is not None and sampled["smact"] is not None:
         check("products: SMACT sampled - between", sampled["smact"] - activity.smact, lambda value: abs(value) < 0.1)
     if activity.power_w is not None and sampled["power_w"] is not None:
@@ -204,9 +204,9 @@ def main() -> None:
     if not options.no_load and whole:
         loads(whole[0], options.seconds)
     source.close()
-    failed = [name for name, what in found["checks"].items() if what["verdict"] == "FAILED"]
-    print(f"\n{len(found['checks'])} checks, {len(failed)} failed{': ' if failed else ''}{'; '.join(failed)}")
-    print(json.dumps(found))
+    failed = [name for name, what in results["checks"].items() if what["verdict"] == "FAILED"]
+    print(f"\n{len(results['checks'])} checks, {len(failed)} failed{': ' if failed else ''}{'; '.join(failed)}")
+    print(json.dumps(results))
     sys.exit(1 if failed else 0)
 
 

@@ -245,7 +245,7 @@ def recorded(folder: Path | None = None) -> list[Recorded]:
             if path.stem in GAPS or "works" in row:
                 played = tuple(row.get(key) for key in ("trace", "seed", "jobs", "mean_gap", "steps"))
                 same.setdefault(path if path.stem in GAPS else played, []).append((path.stem, row))
-    found = []
+    traces = []
     for recordings in same.values():
         runs: dict[str, dict[str, Any]] = {}
         current = set()
@@ -258,8 +258,8 @@ def recorded(folder: Path | None = None) -> list[Recorded]:
         first = recordings[0][1]
         name = first.get("trace") or os.path.commonprefix([stem for stem, _ in recordings]).rstrip("_")
         gap, steps = GAPS.get(name, (None, first.get("steps")))
-        found.append(Recorded(name, runs, steps, frozenset(current), gap))
-    return [each for each in found if not each.unknown_kinds()]
+        traces.append(Recorded(name, runs, steps, frozenset(current), gap))
+    return [each for each in traces if not each.unknown_kinds()]
 
 
 def own_name(run: str) -> str:
@@ -383,22 +383,22 @@ class Replays:
             foresight=recorded.in_detail,  # the manager of the first traces had no predictions
             pause_s=1.0 if by_policy else 0.0,
         )
-        found = simulate(JobTrace(recorded.name, sorted(jobs, key=lambda job: job.arrival)), scenario)
-        assert found.figures.done == len(jobs)
-        return found
+        result = simulate(JobTrace(recorded.name, sorted(jobs, key=lambda job: job.arrival)), scenario)
+        assert result.figures.done == len(jobs)
+        return result
 
     def again(
         self, recorded: Recorded, run: str, by_policy: bool, world: World = WORLD, policy: str | None = None
     ) -> Beside:
         """The figures of one run, simulated."""
-        found, played = self.simulated(recorded, run, by_policy, world, policy), recorded.played(run)
+        result, played = self.simulated(recorded, run, by_policy, world, policy), recorded.played(run)
         begin = min(each.ready for each in played)
-        ends = {job.id: job.attempts[-1].end for job in found.jobs}
-        before_s = min(job.arrival for job in found.jobs)  # until then the GPU does nothing
+        ends = {job.id: job.attempts[-1].end for job in result.jobs}
+        before_s = min(job.arrival for job in result.jobs)  # until then the GPU does nothing
         return Beside(
             max(ends.values()) - begin,
             statistics.mean(ends[number] - each.ready for number, each in enumerate(played)),
-            (found.energy_j + before_s * found.gpus[0].power_w[0]) / 1000,
+            (result.energy_j + before_s * result.gpus[0].power_w[0]) / 1000,
         )
 
     def rows(self, world: World = WORLD) -> Iterator[Compared]:
@@ -474,14 +474,14 @@ def from_histories(detailed: Recorded) -> Iterator[tuple[str, str, float, float]
         scenario = scenario_of_history(history).but(
             policy=policy, sharing=sharing or "timeslice", startup_s=STARTUP_S, estimator="promised"
         )
-        found = simulate(trace_of_history(history, startup_s=STARTUP_S), scenario)
-        yield known["run"], wanted["run"], wanted["makespan_s"], found.figures.total_s
+        result = simulate(trace_of_history(history, startup_s=STARTUP_S), scenario)
+        yield known["run"], wanted["run"], wanted["makespan_s"], result.figures.total_s
 
 
-def disagreements(found: Sequence[Compared]) -> list[str]:
+def disagreements(rows: Sequence[Compared]) -> list[str]:
     """Pairs of runs of one trace whose order is another one in the simulation, where they truly differ."""
     wrong = []
-    for one, other in itertools.combinations(found, 2):
+    for one, other in itertools.combinations(rows, 2):
         far = abs(one.real.makespan_s / other.real.makespan_s - 1) > FAR
         same = (one.real.makespan_s < other.real.makespan_s) == (one.ours.makespan_s < other.ours.makespan_s)
         if one.recorded is other.recorded and one.by_policy == other.by_policy and far and not same:
@@ -497,11 +497,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="more traces that manager_trace.py wrote")
     replays = Replays(recorded(parser.parse_args().traces))
-    found = list(replays.rows())
+    rows = list(replays.rows())
     for by_policy, title in ((False, "with the recorded placements"), (True, "with the policy")):
         print(f"| {title} | run | makespan, s | | completion, s | | energy |")
         print("|---|---|---|---|---|---|---|")
-        these = [each for each in found if each.by_policy == by_policy]
+        these = [each for each in rows if each.by_policy == by_policy]
         for each in these:
             offs = [off(ours, real) for ours, real in zip(each.ours, each.real, strict=True)]
             both = [f"{real:.1f} / {ours:.1f}" for ours, real in zip(each.ours[:2], each.real[:2], strict=True)]

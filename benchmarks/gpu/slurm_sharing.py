@@ -92,11 +92,11 @@ def run(way: str, jobs: tuple[TraceJob, ...], scale: float, folder: Path) -> Non
             words = [f"--gres={gres}", f"--job-name={job.id}", "--output=/dev/null"]
             commands.submit([*words, str(script)])
         on_gpu: dict[int, list[str]] = defaultdict(list)
-        for found in commands.jobs():
-            if found.state == "RUNNING" and found.name not in ended:
-                begun.setdefault(found.name, clock)
-                for index in indices(found.allocated[0]):
-                    on_gpu[index].append(found.name)
+        for slurm_job in commands.jobs():
+            if slurm_job.state == "RUNNING" and slurm_job.name not in ended:
+                begun.setdefault(slurm_job.name, clock)
+                for index in indices(slurm_job.allocated[0]):
+                    on_gpu[index].append(slurm_job.name)
         speeds: dict[str, float] = defaultdict(lambda: 1.0)
         for names in on_gpu.values():
             busy_s += passed
@@ -127,11 +127,11 @@ def run(way: str, jobs: tuple[TraceJob, ...], scale: float, folder: Path) -> Non
 
 def indices(allocated: str) -> list[int]:
     """The GPUs of `gpu:a100:2(IDX:0-1)` or `shard:12(IDX:3)`."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in re.search(r"IDX:([\d,-]+)", allocated)[1].split(","):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ Calls = list[tuple[int, int]]
 
 def environment(checkout: Path) -> dict[str, str]:
     """As a user's: Python may keep what it has compiled."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return kept | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return variables | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
 
 
 def timed(words: list[str], checkout: Path, folder: str) -> tuple[float, float]:
@@ -99,7 +99,7 @@ def timed(words: list[str], checkout: Path, folder: str) -> tuple[float, float]:
 
 def cold(checkouts: list[Path], repeat: int) -> dict[str, list[tuple[float, float]]]:
     """By command, the least of both kinds of seconds in each checkout."""
-    found = {}
+    seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "small.py").write_text(SCRIPT)
         for what, words in COLD.items():
@@ -107,8 +107,8 @@ def cold(checkouts: list[Path], repeat: int) -> dict[str, list[tuple[float, floa
                 timed(words, checkout, folder)
             rounds = [[timed(words, checkout, folder) for checkout in checkouts] for _ in range(repeat)]
             best = [[min(both) for both in zip(*of_one, strict=True)] for of_one in zip(*rounds, strict=True)]
-            found[what] = [(processor, clock) for processor, clock in best]
-    return found
+            seconds[what] = [(processor, clock) for processor, clock in best]
+    return seconds
 
 
 class Warm:
@@ -147,9 +147,9 @@ def serve(counts: bool) -> None:
     for line in sys.stdin:
         row = json.loads(line)
         begin = time.process_time()
-        found = compare(row)
-        answer = {"seconds": time.process_time() - begin, "failed": found.failed}
-        answer["figures"] = [found.allocated, found.reserved, found.process, found.upper]
+        compared = compare(row)
+        answer = {"seconds": time.process_time() - begin, "failed": compared.failed}
+        answer["figures"] = [compared.allocated, compared.reserved, compared.process, compared.upper]
         if counts:
             calls[0], dispatch.VirtualMode.__torch_dispatch__ = 0, counted
             compare(row)
@@ -168,14 +168,14 @@ def warm(checkouts: list[Path], every: int) -> list[dict[str, Any]]:
     for row in first:  # what they import
         for worker in workers:
             worker.ask(row)
-    found = []
+    runs = []
     for row in track(rows[::every], "estimating", console=Console(stderr=True)):
         answers = [worker.ask(row) for worker in workers]
         measured = {name: [answer[name] for answer in answers] for name in ("seconds", "figures")}
-        found.append({"id": row["id"], "model": row["model"], "operators": answers[0]["operators"], **measured})
+        runs.append({"id": row["id"], "model": row["model"], "operators": answers[0]["operators"], **measured})
     for worker in workers:
         worker.close()
-    return found
+    return runs
 
 
 def serve_share(what: str) -> None:
@@ -214,18 +214,18 @@ def serve_share(what: str) -> None:
             )
             child.ScriptRun(script, answers.append, answers.append, lambda seconds: None).run()
         calls = timing(request.unpacked)(answers[-1]["calls"])
-        found = Estimate.from_dict(answers[-1]["estimate"]).with_utilization(StepCalls(**calls), script.gpu)
+        estimate = Estimate.from_dict(answers[-1]["estimate"]).with_utilization(StepCalls(**calls), script.gpu)
     else:
         ullage.estimate(what, batch_size=32, gpu="H200")
         begin, taken = time.process_time(), 0.0
-        found = ullage.estimate(what, batch_size=32, gpu="H200")
-    assert found.utilization is not None
+        estimate = ullage.estimate(what, batch_size=32, gpu="H200")
+    assert estimate.utilization is not None
     print(json.dumps([time.process_time() - begin, taken]))
 
 
 def shares(repeat: int) -> dict[str, float]:
     """By what is estimated, how many times as long an estimate takes with utilization as without; the median."""
-    found = {}
+    ratios = {}
     for what in (*MODELS, "script"):
         rounds = []
         for _ in range(repeat):
@@ -233,8 +233,8 @@ def shares(repeat: int) -> dict[str, float]:
             done = subprocess.run(words, env=environment(HERE), capture_output=True, text=True, check=True)
             whole, taken = json.loads(done.stdout.splitlines()[-1])
             rounds.append(whole / (whole - taken))
-        found[what] = statistics.median(rounds)
-    return found
+        ratios[what] = statistics.median(rounds)
+    return ratios
 
 
 def print_tables(commands: dict[str, list[tuple[float, float]]], runs: list[dict[str, Any]], names: list[str]) -> None:
@@ -300,8 +300,8 @@ def measure_ranks(repeat: int) -> None:
     for parallel in ("ddp", "fsdp2"):
         for ranks in RANKS:
             rank_seconds(parallel, ranks)
-        found = [[rank_seconds(parallel, ranks) for ranks in RANKS] for _ in range(repeat)]
-        one, many = (min(column) for column in zip(*found, strict=True))
+        seconds = [[rank_seconds(parallel, ranks) for ranks in RANKS] for _ in range(repeat)]
+        one, many = (min(column) for column in zip(*seconds, strict=True))
         print(f"| {parallel} | {one:.2f} | {many:.2f} | {many / one:.2f} |", flush=True)
 
 
@@ -373,12 +373,12 @@ def synthetic(length: int = 100_000) -> Calls:
     calls: Calls = []
     while len(calls) < length:
         layers = [(draw.choice((4096, 300_000, 3_000_000, 20_000_000)), index) for index in range(200)]
-        kept = []
+        slots = []
         for size, _ in layers:
             slot = len(calls)
             calls += [(size, slot), (draw.randint(1, 900_000), slot + 1), (0, slot + 1)]
-            kept.append(slot)
-        calls += [(0, slot) for slot in reversed(kept)]
+            slots.append(slot)
+        calls += [(0, slot) for slot in reversed(slots)]
     return calls
 
 

@@ -216,13 +216,13 @@ def orders(home: Path, jobs: int, kilobytes: int) -> None:
 
     def order(what: str, do: Callable[[], Any]) -> Any:
         began = time.perf_counter()
-        found = do()
+        result = do()
         taken = time.perf_counter() - began
         time.sleep(2.0)  # the step that follows counts, too
         longest = pings.longest()
         within = "" if longest <= PING_GOAL else f" (more than {PING_GOAL * 1e3:.0f} ms)"
         print(f"{what}: {taken:.2f} s; the longest wait of a ping {longest * 1e3:.0f} ms{within}")
-        return found
+        return result
 
     array = order(f"submit an array of {jobs}", lambda: client.submit_spec(spec))["array"]
     order(f"queue with {jobs + OTHERS} jobs, as a list", client.queue)
@@ -318,8 +318,8 @@ def wait_for(home: Path, elements: int, each: bool) -> None:
     last: dict[str, float] = {}
     while waiting:
         for number, what in list(waiting.items()):
-            found = client.status(number)
-            if found["estimate"] is not None:
+            status = client.status(number)
+            if status["estimate"] is not None:
                 del waiting[number]
                 last[what] = time.monotonic() - began
         time.sleep(0.2)

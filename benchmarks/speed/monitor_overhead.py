@@ -45,14 +45,14 @@ class Timed:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._module, name)
-        if not name.startswith("nvml") or not callable(found) or isinstance(found, type):
-            return found
+        value = getattr(self._module, name)
+        if not name.startswith("nvml") or not callable(value) or isinstance(value, type):
+            return value
 
         def timed(*args: Any) -> Any:
             began = time.thread_time()
             try:
-                return found(*args)
+                return value(*args)
             finally:
                 count, seconds = CALLS.get(name, (0, 0.0))
                 CALLS[name] = (count + 1, seconds + time.thread_time() - began)
@@ -71,13 +71,13 @@ class Several:
         self._places: dict[str, tuple[Source, str]] = {}
 
     def devices(self) -> list[Device]:
-        found = []
+        devices = []
         for number, source in enumerate(self._sources):
             for device in source.devices():
                 place = f"{number}:{device.id}"
                 self._places[place] = (source, device.id)
-                found.append(Device(place, len(found), device.name, device.total))
-        return found
+                devices.append(Device(place, len(devices), device.name, device.total))
+        return devices
 
     def read(self, device_id: str) -> GPUReading:
         source, id = self._places[device_id]

@@ -66,11 +66,11 @@ def main() -> None:
 
 def chromium(priority: int, folder: Path) -> str:
     """A wrapper that starts Chromium with a priority."""
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if program is None:
         sys.exit("needed Chromium; type: apt-get install chromium")
     wrapper = folder / f"chromium-{priority}"
-    wrapper.write_text(f'#!/bin/sh\nexec nice -n {priority} {found} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nexec nice -n {priority} {program} "$@"\n')
     wrapper.chmod(0o755)
     return str(wrapper)
 
@@ -78,9 +78,9 @@ def chromium(priority: int, folder: Path) -> str:
 def wait_for_page(log: Path) -> str:
     """The address of the page once it answers."""
     while True:
-        found = re.search(r"(http\S+)/sign-in#code=", log.read_text())
-        if found:
-            return found[1]
+        match = re.search(r"(http\S+)/sign-in#code=", log.read_text())
+        if match:
+            return match[1]
         time.sleep(0.05)
 
 
@@ -106,16 +106,16 @@ def paint(client: Client, browser: Browser, url: str, daemon: int, pages: int) -
 
 def cost(client: Client, browser: Browser, url: str, daemon: int, pages: int) -> None:
     """What open pages cost the daemon."""
-    found: dict[int, list[tuple[list[float], float]]] = {0: [], pages: []}
+    by_pages: dict[int, list[tuple[list[float], float]]] = {0: [], pages: []}
     for _ in range(TURNS):
-        for number in found:
+        for number in by_pages:
             open_pages = [visit(client, browser, url, list(PATHS)[at % len(PATHS)]) for at in range(number)]
             for at, context in enumerate(open_pages):
                 context.pages[0].locator(list(PATHS.values())[at % len(PATHS)]).first.wait_for()
-            found[number].append(scheduling(client, daemon))
+            by_pages[number].append(scheduling(client, daemon))
             for context in open_pages:
                 context.close()
-    for number, turns in found.items():
+    for number, turns in by_pages.items():
         spans = [span for each, _ in turns for span in each]
         cores = statistics.mean(used for _, used in turns)
         print(

@@ -30,12 +30,12 @@ WAITING = 0.6  # where the GPU works less of a step, the run counts as waiting
 
 def on_machines(rates: Rates, learn: list[runs.FollowedRun]) -> dict[str, Rates]:
     """The rates with the host of each machine."""
-    found = {}
+    by_machine = {}
     for machine in {run.machine for run in learn}:
         several = host_factors(rates, [run for run in learn if run.machine == machine])
         if several:
-            found[machine] = rates.with_host(*host_speed(several))
-    return found
+            by_machine[machine] = rates.with_host(*host_speed(several))
+    return by_machine
 
 
 def cross_validated(every: list[runs.FollowedRun], alone: dict[str, float]) -> dict[str, list[float]]:

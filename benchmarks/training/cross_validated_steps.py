@@ -39,11 +39,11 @@ class Scores:
     of_calls: dict[str, list[float]]
 
 
-def learned_runs(kept: Path) -> tuple[list[runs.FollowedRun], dict[str, StepCalls]]:
+def learned_runs(cache: Path) -> tuple[list[runs.FollowedRun], dict[str, StepCalls]]:
     """The runs that the rates are fitted to, and their steps and those of profiled runs."""
     rows = [row for name in RUNS for row in read_rows(DATA / f"{name}_h200.parquet")]
     read = [run for run in runs.read_alone(rows) if not run.is_test]
-    steps = runs.follow([*runs.configurations(rows, read), *runs.profiled_runs(PROFILES)], kept)
+    steps = runs.follow([*runs.configurations(rows, read), *runs.profiled_runs(PROFILES)], cache)
     return runs.with_work(read, steps), steps
 
 
@@ -125,6 +125,6 @@ if __name__ == "__main__":
     files = options.rates or [DATA / f"{name}_h200.jsonl.xz" for name in RATES]
     learned, followed = learned_runs(options.resume)
     profiled = runs.calls_in_steps(PROFILES, followed)
-    found = cross_validated(runs.read_calls(files) + profiled, learned, options.trees)
-    show("runs", found.of_runs)
-    show("calls", found.of_calls)
+    errors = cross_validated(runs.read_calls(files) + profiled, learned, options.trees)
+    show("runs", errors.of_runs)
+    show("calls", errors.of_calls)

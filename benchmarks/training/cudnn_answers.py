@@ -50,9 +50,9 @@ def main() -> None:
             continue
         known = measured(problem, MEASURED_CAPABILITY, MULTIPROCESSORS)
         guessed = guess(problem, MEASURED_CAPABILITY).size
-        found = {"answers": True, "guess as cuDNN": guessed == chosen.size, "in the table": known is not None}
-        found |= {"as measured": known == chosen.size, "guess as measured": known == guessed}
-        counted.update((problem.direction, name) for name, is_so in found.items() if is_so)
+        facts = {"answers": True, "guess as cuDNN": guessed == chosen.size, "in the table": known is not None}
+        facts |= {"as measured": known == chosen.size, "guess as measured": known == guessed}
+        counted.update((problem.direction, name) for name, is_so in facts.items() if is_so)
     shown = Table("", "answers", "guess as cuDNN says", "in the table", "cuDNN as measured", "guess as measured")
     for direction, name in DIRECTIONS.items():
         answered, known = counted[direction, "answers"], counted[direction, "in the table"]

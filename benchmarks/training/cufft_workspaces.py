@@ -111,20 +111,20 @@ def _largest_factor(number: int) -> int:
 
 def lengths() -> list[tuple[str, str, list[int], int, int, int]]:
     """Transforms of one dimension of every length of which no rule is known, four of each."""
-    found: list[tuple[str, str, list[int], int, int, int]] = []
+    transforms: list[tuple[str, str, list[int], int, int, int]] = []
     for length in range(1, 65537):
         factor = _largest_factor(length)
         if factor > 127 or (factor > 7 and length > 16384):
             continue
         for dtype in "sd":
             if factor <= 7 or length <= 16384:
-                found.append(("c2c", dtype, [length], 4, 1, 0))
+                transforms.append(("c2c", dtype, [length], 4, 1, 0))
             if factor <= 7 or length <= 8192:
-                found.append(("c2c", dtype, [length], 4, 4, 1))
+                transforms.append(("c2c", dtype, [length], 4, 4, 1))
             if factor <= 7 or length <= 4096:
-                found.append(("r2c", dtype, [length], 4, 1, 0))
-                found.append(("c2r", dtype, [length], 4, 1, 0))
-    return found
+                transforms.append(("r2c", dtype, [length], 4, 1, 0))
+                transforms.append(("c2r", dtype, [length], 4, 1, 0))
+    return transforms
 
 
 def _needing_nothing(known: dict[int, bool]) -> list[int]:
@@ -148,7 +148,7 @@ def _family(length: int) -> tuple[int, int]:
 
 def write_table(files: list[Path], out: Path) -> None:
     """Write the lengths of single transforms that need no workspace: the table of `virtual/operators/cufft.py`."""
-    found: dict[str, dict[int, bool]] = {}
+    by_name: dict[str, dict[int, bool]] = {}
     for file in files:
         for line in gzip.decompress(file.read_bytes()).decode().splitlines():
             kind, dtype, _, stride, _, size, *sizes = line.strip().split(",")
@@ -156,9 +156,9 @@ def write_table(files: list[Path], out: Path) -> None:
                 strided = stride != "1"
                 name = f"{'strided' if strided else kind}_{dtype}"
                 if not strided or kind == "c2c":
-                    known = found.setdefault(name, {})
+                    known = by_name.setdefault(name, {})
                     known[int(sizes[0])] = size == "0" and known.get(int(sizes[0]), True)
-    lists = {name: _needing_nothing(known) for name, known in found.items()}
+    lists = {name: _needing_nothing(known) for name, known in by_name.items()}
     np.savez_compressed(out, **{name: np.array(values, dtype=np.int32) for name, values in lists.items()})
     print({name: len(values) for name, values in lists.items()})
 

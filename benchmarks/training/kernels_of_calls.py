@@ -34,7 +34,7 @@ def kind_of(name: str, shapes: list[Any], channels_last: bool) -> str:
 
 def kernels_by_kind() -> dict[str, list[list[int]]]:
     """The times of the kernels of every call, the longest first."""
-    found: dict[str, list[list[int]]] = defaultdict(list)
+    by_kind: dict[str, list[list[int]]] = defaultdict(list)
     with lzma.open(DATA, "rt") as file:
         for row in map(json.loads, file):
             calls, kernels, times = row["calls"], row["kernels"], defaultdict(list)
@@ -43,8 +43,8 @@ def kernels_by_kind() -> dict[str, list[list[int]]]:
             for call, each in times.items():
                 name = row["names"][calls["name"][call]].removeprefix("aten::")
                 shapes = row["shapes"][calls["shapes"][call]][0]
-                found[kind_of(name, shapes, row.get("channels_last", False))].append(sorted(each, reverse=True))
-    return found
+                by_kind[kind_of(name, shapes, row.get("channels_last", False))].append(sorted(each, reverse=True))
+    return by_kind
 
 
 if __name__ == "__main__":

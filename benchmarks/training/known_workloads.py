@@ -150,46 +150,46 @@ def source_of(workload: KnownWorkload) -> tuple[Any, dict[str, Any]]:
 def memory(workload: KnownWorkload) -> dict[str, Any]:
     """How much memory it takes by several estimators, and the predicted time of a step where it was measured."""
     source, options = source_of(workload)
-    found = answer_request(request_of(source, options), MEASURED_ON)
-    assert found.utilization is not None
+    estimate = answer_request(request_of(source, options), MEASURED_ON)
+    assert estimate.utilization is not None
     others = {name: promised(source, name, options) for name in OTHERS} if isinstance(source, str) else {}
     return {
-        "estimates": {"ullage": found.bound, **others},
-        "predicted_step_s": rounded(found.utilization.step_s),
+        "estimates": {"ullage": estimate.bound, **others},
+        "predicted_step_s": rounded(estimate.utilization.step_s),
         "alone": {},
     }
 
 
-def with_step(found: Utilization, step_s: float) -> Utilization:
+def with_step(alone: Utilization, step_s: float) -> Utilization:
     """Return the same job with a step of `step_s` seconds: a longer one waits for data, in a shorter one the GPU is
     always busy."""
-    cut = min(1.0, step_s / found.gpu_s) if found.gpu_s else 1.0
-    share = found.step_s * cut / step_s
-    energy = found.energy_j * cut + (step_s - found.step_s * cut) * min(waiting_w(found.gpu), found.power_w)
-    shares = {name: min(1.0, share * getattr(found, name)) for name in ("smact", "smocc", "drama", "tensor")}
+    cut = min(1.0, step_s / alone.gpu_s) if alone.gpu_s else 1.0
+    share = alone.step_s * cut / step_s
+    energy = alone.energy_j * cut + (step_s - alone.step_s * cut) * min(waiting_w(alone.gpu), alone.power_w)
+    shares = {name: min(1.0, share * getattr(alone, name)) for name in ("smact", "smocc", "drama", "tensor")}
     return replace(
-        found,
+        alone,
         step_s=step_s,
-        gpu_s=found.gpu_s * cut,
-        host_s=min(found.host_s, step_s),
+        gpu_s=alone.gpu_s * cut,
+        host_s=min(alone.host_s, step_s),
         **shares,
         energy_j=energy,
         power_w=energy / step_s,
-        input_s=step_s if step_s > found.step_s else None,
+        input_s=step_s if step_s > alone.step_s else None,
     )
 
 
 def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, Any]:
     """What it does on a GPU that it has to itself; `predicted_s` is the predicted step where it was measured."""
     source, options = source_of(workload)
-    found = answer_request(request_of(source, options), gpu).utilization
+    usage = answer_request(request_of(source, options), gpu).utilization
     if gpu == MEASURED_ON:
         step_s = workload.step_s
     elif workload.prepares_data and predicted_s <= workload.step_s:
-        step_s = max(found.step_s, workload.step_s)
+        step_s = max(usage.step_s, workload.step_s)
     else:
-        step_s = found.step_s * workload.step_s / predicted_s
-    values = asdict(with_step(found, step_s))
+        step_s = usage.step_s * workload.step_s / predicted_s
+    values = asdict(with_step(usage, step_s))
     return {name: rounded(value) for name, value in values.items() if name not in NOT_KEPT}
 
 
@@ -235,8 +235,8 @@ def main() -> None:
         wanted = options.gpus.split(",") if options.gpus else GPUS
         rows = {}
         for known in published_workloads():
-            kept = file["workloads"].get(known.name) if options.gpus else None
-            row = rows[known.name] = kept or memory(known)
+            known_row = file["workloads"].get(known.name) if options.gpus else None
+            row = rows[known.name] = known_row or memory(known)
             row["alone"] |= {gpu: alone(known, gpu, row["predicted_step_s"]) for gpu in wanted}
         made = {"ullage": ullage.__version__, "pytorch": torch.__version__.split("+")[0]}
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())

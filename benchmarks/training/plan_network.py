@@ -139,8 +139,8 @@ class Learnt:
         torch = self.torch
         x, number = self.inputs(torch.from_numpy(rows)), torch.from_numpy(plan).to(self.device)
         if self.worth is not None:
-            kept = torch.nonzero(self.worth(x, number) | torch.from_numpy(seeds % HELD_OUT == 0).to(self.device))[:, 0]
-            x, number, seeds = x[kept], number[kept], seeds[kept.cpu().numpy()]
+            index = torch.nonzero(self.worth(x, number) | torch.from_numpy(seeds % HELD_OUT == 0).to(self.device))[:, 0]
+            x, number, seeds = x[index], number[index], seeds[index.cpu().numpy()]
         end = self.count + len(x)
         while end > self.room:
             self.x, self.plan, self.seeds = (
@@ -158,13 +158,13 @@ def known(folder: Path, direction: str) -> dict[str, Any]:
     network = read_network(path, direction)
     assert network is not None
     (first, first_bias), *rest = network.layers
-    found = {"mean": network.mean, "std": 1 / network.scale, "first": first, "first_bias": first_bias}
+    arrays = {"mean": network.mean, "std": 1 / network.scale, "first": first, "first_bias": first_bias}
     for number, (weights, bias) in enumerate(rest):
-        found |= {f"layer{number}": weights, f"layer{number}_bias": bias}
-    found |= {"head": network.head[0], "head_bias": network.head[1], "layers": len(rest)}
+        arrays |= {f"layer{number}": weights, f"layer{number}_bias": bias}
+    arrays |= {"head": network.head[0], "head_bias": network.head[1], "layers": len(rest)}
     with np.load(path) as file:
         listed = json.loads(bytes(file[f"{direction}_plans"]))
-    return found | {"plans": [as_plan(*each) for each in listed]}
+    return arrays | {"plans": [as_plan(*each) for each in listed]}
 
 
 def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
@@ -267,8 +267,8 @@ def _train(direction: str, seconds: float, folder: Path, top: float) -> None:
             fresh, looked = learnt.read(), time.time()
             order = order[:0] if fresh else order
         if place + BATCH > len(order):
-            kept = torch.nonzero(learnt.seeds[: learnt.count] % HELD_OUT)[:, 0]
-            order, place = kept[torch.randperm(len(kept), device=device)], 0
+            training = torch.nonzero(learnt.seeds[: learnt.count] % HELD_OUT)[:, 0]
+            order, place = training[torch.randperm(len(training), device=device)], 0
         chosen = order[place : place + BATCH]
         place, step = place + BATCH, step + 1
         with torch.autocast(device, torch.bfloat16):
@@ -323,16 +323,16 @@ def _in_half_bytes(weights: Any, factor: Any) -> tuple[Any, Any]:
 
 def packed(trained: dict[str, Any], listed: list[Any], direction: str) -> dict[str, Any]:
     """A network as it is shipped."""
-    found: dict[str, Any] = {name: trained[name] for name in ("layers", "mean", "std")}
-    found["plans"] = np.frombuffer(json.dumps(listed).encode(), np.uint8)
+    arrays: dict[str, Any] = {name: trained[name] for name in ("layers", "mean", "std")}
+    arrays["plans"] = np.frombuffer(json.dumps(listed).encode(), np.uint8)
     for name, kind in (("first", np.int16), ("head", np.int8)):  # in 8 bits the first one errs more often
-        found[name], found[f"{name}_scale"] = in_whole_numbers(trained[name].astype(np.float32), kind)
-        found[f"{name}_bias"] = trained[f"{name}_bias"].astype(np.float32)
+        arrays[name], arrays[f"{name}_scale"] = in_whole_numbers(trained[name].astype(np.float32), kind)
+        arrays[f"{name}_bias"] = trained[f"{name}_bias"].astype(np.float32)
     for n in range(int(trained["layers"])):
         rounded = _in_half_bytes(trained[f"layer{n}"].astype(np.float32), trained[f"layer{n}_factor"])
-        found[f"layer{n}"], found[f"layer{n}_scale"] = rounded
-        found[f"layer{n}_bias"] = trained[f"layer{n}_bias"].astype(np.float32)
-    return {f"{direction}_{name}": value for name, value in found.items()}
+        arrays[f"layer{n}"], arrays[f"layer{n}_scale"] = rounded
+        arrays[f"layer{n}_bias"] = trained[f"layer{n}_bias"].astype(np.float32)
+    return {f"{direction}_{name}": value for name, value in arrays.items()}
 
 
 def refine(folder: Path, seconds: float) -> None:
@@ -341,8 +341,8 @@ def refine(folder: Path, seconds: float) -> None:
         with np.load(network_file(folder, direction)) as file:
             prefix = f"{direction}_"
             values = {name.removeprefix(prefix): file[name] for name in file if name.startswith(prefix)}
-        found = refined(values, direction, folder, HELD_OUT, seconds)
-        np.savez(folder / f"packed-{direction}.npz", **{f"{prefix}{name}": value for name, value in found.items()})
+        arrays = refined(values, direction, folder, HELD_OUT, seconds)
+        np.savez(folder / f"packed-{direction}.npz", **{f"{prefix}{name}": value for name, value in arrays.items()})
 
 
 def _grown(task: tuple[str, int]) -> dict[str, Any]:

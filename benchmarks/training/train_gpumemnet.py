@@ -41,8 +41,8 @@ def header(file: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     with safe_open(file, "numpy") as opened:
-        found: dict[str, Any] = json.loads((opened.metadata() or {})["card"])
-    return found
+        card: dict[str, Any] = json.loads((opened.metadata() or {})["card"])
+    return card
 
 
 GPUMEMNET = """# gpumemnet_FAMILY_ESTIMATOR_BIN.safetensors

@@ -57,15 +57,15 @@ class UNet(nn.Module):
         rates = torch.exp(torch.arange(self.width // 2, device=x.device) * (-math.log(10000) / (self.width // 2)))
         angles = times[:, None].float() * rates[None]
         t = self.time(torch.cat([angles.sin(), angles.cos()], dim=1))
-        x, kept = self.enter(x), []
+        x, skips = self.enter(x), []
         for block in self.down:
             x = block(x, t)
-            kept.append(x)
+            skips.append(x)
             x = F.avg_pool2d(x, 2)
         x = self.middle[1](self.middle[0](x, t))
         for block in self.up:
             x = F.interpolate(x, scale_factor=2, mode="nearest")
-            x = block(torch.cat([x, kept.pop()], dim=1), t)
+            x = block(torch.cat([x, skips.pop()], dim=1), t)
         return self.leave(x)
 
 

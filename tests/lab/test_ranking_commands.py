@@ -64,7 +64,7 @@ def test_a_running_ranking_shows_its_answers_without_new_ones(truth, tmp_path, c
     rank_estimators(plan(truth, estimators="accelerate", resume=kept, sample=["1"]))
     before = kept.read_text()
     capsys.readouterr()
-    rank_estimators(plan(truth, estimators="accelerate,horus", resume=kept, kept=True))
+    rank_estimators(plan(truth, estimators="accelerate,horus", resume=kept, cached_only=True))
     (found,) = json.loads(capsys.readouterr().out)
     assert [(line["estimator"], line["asked"]) for line in found["ranking"]] == [("accelerate", 1)]
     assert kept.read_text() == before

@@ -81,16 +81,16 @@ class Labels:
 
     def __init__(self, folder: Path, direction: str) -> None:
         place, known = table.DIRECTIONS.index(direction), dict[Plan, int]()
-        found: list[tuple[Any, ...]] = []
+        pieces_read: list[tuple[Any, ...]] = []
         for path in pieces(folder):
             piece = read_piece(path)
             valid = np.flatnonzero(piece.plan[place] >= 0)
             number = np.array([known.setdefault(plan, len(known)) for plan in piece.plans])[piece.plan[place][valid]]
-            found.append(
+            pieces_read.append(
                 (piece.seeds[valid], piece.rows[valid], number, piece.parts[place][valid], piece.sizes[place][valid])
             )
         self.seeds, self.rows, plan, self.parts, self.sizes = (
-            np.concatenate(each) for each in zip(*found, strict=True)
+            np.concatenate(each) for each in zip(*pieces_read, strict=True)
         )
         counts = np.bincount(plan, minlength=len(known))
         order = np.argsort(-counts, kind="stable")
@@ -121,9 +121,9 @@ def product_parts(direction: str, rows: Any, sizes: Any) -> Any:
         constant = plans.product_bytes(unit, 0, high, across)
         count = np.maximum(sizes - beside - constant, 0) // plans.result_bytes(unit, high, across)
         over = sizes - beside - plans.product_bytes(unit, count, high, across)
-        found = left & (count > 0) & (count < MOST_PARTS) & (over >= 0) & (over < near)
-        named[found] = unit * plans.MOST_UNITS + count[found]
-        left &= ~found
+        fits = left & (count > 0) & (count < MOST_PARTS) & (over >= 0) & (over < near)
+        named[fits] = unit * plans.MOST_UNITS + count[fits]
+        left &= ~fits
     return named
 
 
@@ -135,13 +135,13 @@ def aimed_at(direction: str, rows: Any, named: Any) -> Any:
     unit, count = named // plans.MOST_UNITS, np.maximum(named % plans.MOST_UNITS, 2)
     shortest = round_up(-(-depth // count), step)
     longest = (depth - 1) // (count - 1) // step * step
-    found = (unit >= plans.RESULTS) & (named % plans.MOST_UNITS > 1) & (shortest <= longest) & (longest > 0)
-    found &= -(-depth // np.maximum(shortest, 1)) == count
+    fits = (unit >= plans.RESULTS) & (named % plans.MOST_UNITS > 1) & (shortest <= longest) & (longest > 0)
+    fits &= -(-depth // np.maximum(shortest, 1)) == count
     fewest = -(-depth // np.maximum(longest, 1))
     most = np.where(shortest > step, (depth - 1) // np.maximum(shortest - step, 1), MOST_PARTS)
     most = np.minimum(most, MOST_PARTS)
-    found &= fewest <= most
-    aims, left = np.zeros(len(rows), np.int64), found.copy()
+    fits &= fewest <= most
+    aims, left = np.zeros(len(rows), np.int64), fits.copy()
     while left.any():
         ends = np.zeros(MOST_PARTS + 2, np.int64)
         np.add.at(ends, fewest[left], 1)
@@ -150,4 +150,4 @@ def aimed_at(direction: str, rows: Any, named: Any) -> Any:
         served = left & (fewest <= best) & (best <= most)
         aims[served] = best
         left &= ~served
-    return np.where(found, (unit + plans.AIMED) * plans.MOST_UNITS + aims, named)
+    return np.where(fits, (unit + plans.AIMED) * plans.MOST_UNITS + aims, named)

@@ -53,13 +53,13 @@ class Asker(backend.Cudnn):
     def _knobs(self, configuration: ctypes.c_void_p, stack: ExitStack) -> tuple[tuple[int, int], ...]:
         made = [self._made(7, stack) for _ in range(MOST_KNOBS)]
         places = (ctypes.c_void_p * MOST_KNOBS)(*(one.value for one in made))
-        found = []
+        knobs = []
         for one in made[: self._get(configuration, 302, backend._DESCRIPTOR_TYPE, places)]:
             kind, value = (ctypes.c_int * 1)(), (ctypes.c_int64 * 1)()
             self._get(one, 600, 9, kind)
             self._get(one, 601, backend._INT64_TYPE, value)
-            found.append((kind[0], value[0]))
-        return tuple(found)
+            knobs.append((kind[0], value[0]))
+        return tuple(knobs)
 
 
 def network_file(folder: Path, direction: str) -> Path:
@@ -123,21 +123,21 @@ class QuickAsker(Asker):
         answers, results = np.zeros((len(rows), 3 + 2 * MOST_KNOBS), np.int64), np.empty(len(rows), np.int8)
         pointers = (ctypes.c_void_p(each.ctypes.data) for each in (rows, ends, answers, results))
         self._quick.ask(table.DIRECTIONS.index(direction), ctypes.c_int64(len(rows)), *pointers)
-        found: list[Choice | None] = []
+        choices: list[Choice | None] = []
         for result, (engine, size, count, *knobs) in zip(results.tolist(), answers.tolist(), strict=True):
             pairs = tuple(zip(knobs[: 2 * count : 2], knobs[1 : 2 * count : 2], strict=True))
-            found.append(None if result else (engine, pairs, size))
-        return found
+            choices.append(None if result else (engine, pairs, size))
+        return choices
 
     def slow_choices(self, direction: str, rows: Any) -> list[Choice | None]:
         """The same, one by one."""
-        found: list[Choice | None] = []
+        choices: list[Choice | None] = []
         for problem in problems_of(rows, direction):
             try:
-                found.append(self.choice(problem))
+                choices.append(self.choice(problem))
             except backend.CudnnError:
-                found.append(None)
-        return found
+                choices.append(None)
+        return choices
 
 
 def _ask(number: int, workers: int, until: float, folder: Path, first: int, unsure: bool) -> None:
@@ -156,12 +156,12 @@ def _ask(number: int, workers: int, until: float, folder: Path, first: int, unsu
         sizes = np.zeros((3, len(rows)), np.int64)
         for place, direction in enumerate(table.DIRECTIONS):
             chosen = selections[direction](rows, r) if unsure else np.arange(len(rows))
-            for row, found in zip(chosen.tolist(), put(direction, rows[chosen]), strict=True):
-                if found is None:
+            for row, choice in zip(chosen.tolist(), put(direction, rows[chosen]), strict=True):
+                if choice is None:
                     plan[place, row] = NO_ANSWER
                     continue
-                cut, parts[place, row] = without_parts(found[:2])
-                plan[place, row], sizes[place, row] = listed.setdefault(cut, len(listed)), found[2]
+                cut, parts[place, row] = without_parts(choice[:2])
+                plan[place, row], sizes[place, row] = listed.setdefault(cut, len(listed)), choice[2]
         seeds = np.repeat(np.arange(seed, seed + PIECE), CHUNK)
         Piece(seeds, rows.astype(np.int32), list(listed), plan, parts, sizes).write(folder / f"answers{seed}.npz")
         seed += workers * PIECE

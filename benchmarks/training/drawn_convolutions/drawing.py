@@ -154,8 +154,8 @@ def _layers(r: Any, n: int) -> Any:
     filters[box & (r.random(n) < 0.15), 0] = 1
     strides, dilations = (np.where(missing, 1, np.stack([each] * 3, 1)) for each in (stride, dilation))
     strides[box & (r.random(n) < 0.15), 0] = 1
-    kept = np.where(even[:, None], (filters - 1) // 2, dilations * (filters - 1) // 2)
-    paddings = np.where((r.random(n) < 0.9)[:, None] & ~missing, kept, 0)
+    same_size = np.where(even[:, None], (filters - 1) // 2, dilations * (filters - 1) // 2)
+    paddings = np.where((r.random(n) < 0.9)[:, None] & ~missing, same_size, 0)
     head = np.stack([dims, kind, last, batch, inner, outer, groups], 1)
     return np.concatenate([head, source, filters, strides, paddings, dilations], 1).astype(np.int64)
 
@@ -167,7 +167,7 @@ def outputs(rows: Any) -> Any:
 
 def draw(seed: int, count: int = CHUNK) -> Any:
     """Rows of problems that PyTorch would give to cuDNN."""
-    r, found, have = np.random.default_rng(seed), [], 0
+    r, parts, have = np.random.default_rng(seed), [], 0
     while have < count:
         rows = _rows(r, 2 * count, seed >= WIDER_SEED)
         if seed >= LAYERS_SEED:
@@ -186,9 +186,9 @@ def draw(seed: int, count: int = CHUNK) -> Any:
         good &= (inner * groups < 8192) & (outer * groups < 8192)
         small = (total < 1 << 20) & (r.random(len(rows)) < 0.7)
         rows = rows[good & ~small]
-        found.append(rows)
+        parts.append(rows)
         have += len(rows)
-    rows = np.concatenate(found)[:count]
+    rows = np.concatenate(parts)[:count]
     rows[(rows[:, 0] == 2) & (rows[:, 8] == 1) & (rows[:, 11] == 1), 0] = 1  # as PyTorch gives one dimension to cuDNN
     return rows
 
@@ -201,12 +201,12 @@ def inputs_of(rows: Any, direction: str) -> Any:
 
 def problems_of(rows: Any, direction: str) -> list[ConvolutionProblem]:
     """Drawn rows as problems."""
-    found = []
+    problems = []
     for row, out in zip(rows.tolist(), outputs(rows).tolist(), strict=True):
         dims, kind, last, batch, inner, outer, groups = row[:7]
         n = 3 if dims == 3 else 2
         source, taps, stride, padding, dilation = (tuple(row[7 + 3 * i : 10 + 3 * i][-n:]) for i in range(5))
         sizes = (batch, inner * groups, *source), (outer * groups, inner, *taps), (batch, outer * groups, *out[-n:])
         settings = stride, padding, dilation, groups, KINDS[kind], bool(last)
-        found.append(ConvolutionProblem(direction, *sizes, *settings))
-    return found
+        problems.append(ConvolutionProblem(direction, *sizes, *settings))
+    return problems

@@ -45,13 +45,13 @@ def refined(values: dict[str, Any], direction: str, folder: Path, held_out: int,
         piece = read_piece(path)
         known = np.array([*(number.get(plan, NOT_ASKED) for plan in piece.plans), NOT_ASKED, NOT_ASKED])
         plan = known[piece.plan[place]]
-        kept = (plan != NOT_ASKED) & ((piece.seeds % held_out == 0) == held)
-        inputs = (inputs_of(piece.rows[kept].astype(np.int64), direction) - network.mean) * network.scale
-        return torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(plan[kept])
+        rows = (plan != NOT_ASKED) & ((piece.seeds % held_out == 0) == held)
+        inputs = (inputs_of(piece.rows[rows].astype(np.int64), direction) - network.mean) * network.scale
+        return torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(plan[rows])
 
     def right() -> str:
-        found = [(scores(x).argmax(1) == y).numpy() for x, y in (problems(path, True) for path in pieces(folder))]
-        return f"plan right {np.concatenate(found).mean():.2%} of {sum(map(len, found))} held out"
+        hits = [(scores(x).argmax(1) == y).numpy() for x, y in (problems(path, True) for path in pieces(folder))]
+        return f"plan right {np.concatenate(hits).mean():.2%} of {sum(map(len, hits))} held out"
 
     with torch.no_grad():
         print(f"{direction} before: {right()}", flush=True)

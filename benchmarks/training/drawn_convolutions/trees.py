@@ -138,20 +138,20 @@ def grow_copied(direction: str, engine: int, labels: Labels) -> dict[str, Any]:
     chosen = np.where(exact_or_near, chosen, [number_of.get(formula, 0) for formula in rest])
     known = sizes >= 0
     tree = DecisionTreeClassifier(max_leaf_nodes=600, min_samples_leaf=2, random_state=0)
-    found = {f"{direction}{engine}{COPIED}": ([tree.fit(np.array(inputs)[known], chosen[known])], listed)}
+    trees = {f"{direction}{engine}{COPIED}": ([tree.fit(np.array(inputs)[known], chosen[known])], listed)}
     right = (exact & known & (tree.predict(np.array(inputs)) == chosen)).mean()
     print(
         f"{direction} {engine}: {len(places)} problems; {len(formulas)} formulas explain {(exact & known).mean():.1%}, "
         f"{right:.1%} found, {(exact_or_near & known).mean():.1%} nearly",
         flush=True,
     )
-    return _arrays(found)
+    return _arrays(trees)
 
 
-def _arrays(found: dict[str, tuple[list[Any], list[Any]]]) -> dict[str, Any]:
+def _arrays(trees: dict[str, tuple[list[Any], list[Any]]]) -> dict[str, Any]:
     """Trees with their formulas, by name, as arrays."""
     arrays: dict[str, Any] = {}
-    for name, (grown, given) in found.items():
+    for name, (grown, given) in trees.items():
         exported = table.export(grown) | {"formulas": np.array(given, dtype=np.int64).reshape(-1, len(Formula._fields))}
         arrays |= {f"{name}_{key}": value for key, value in exported.items()}
     return arrays

@@ -79,14 +79,14 @@ class CleaningReport:
         >>> CleaningReport(repeated=[({"step_s": 0.10, "smact": 0.5}, {"step_s": 0.11, "smact": 0.52})]).noise()
         {'step_s': {'median': 0.1, 'p90': 0.1}, 'smact': {'median': 2.0, 'p90': 2.0}}
         """
-        found: dict[str, dict[str, float]] = {}
+        spreads: dict[str, dict[str, float]] = {}
         for name, relative in (*dict.fromkeys(COMPARED, True).items(), *dict.fromkeys(SHARES, False).items()):
             pairs = [(one[name], other[name]) for one, other in self.repeated if one.get(name) and other.get(name)]
             apart = sorted(abs(a - b) / a if relative else 100 * abs(a - b) for a, b in pairs)
             if apart:
                 places = {"median": (len(apart) - 1) // 2, "p90": (len(apart) - 1) * 9 // 10}
-                found[name] = {word: round(apart[place], 4) for word, place in places.items()}
-        return found
+                spreads[name] = {word: round(apart[place], 4) for word, place in places.items()}
+        return spreads
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -296,15 +296,15 @@ def _rename(runs: list[MergedRun], report: CleaningReport) -> None:
 
 def _lend_contexts(runs: list[MergedRun], report: CleaningReport) -> None:
     """Runs that shared a process have no context of their own: they get the one that most of their like had."""
-    found: dict[tuple[Any, ...], Counter[int]] = {}
+    contexts: dict[tuple[Any, ...], Counter[int]] = {}
     for run in runs:
         own = context(run.memory.row)
         if own is not None:
-            found.setdefault(_kind(run), Counter())[own] += 1
+            contexts.setdefault(_kind(run), Counter())[own] += 1
     for run in runs:
         row = run.memory.row
-        if ("in_bundle" in row or "in_process" in row) and context(row) is None and _kind(run) in found:
-            row["lent_context"] = found[_kind(run)].most_common(1)[0][0]
+        if ("in_bundle" in row or "in_process" in row) and context(row) is None and _kind(run) in contexts:
+            row["lent_context"] = contexts[_kind(run)].most_common(1)[0][0]
             report.lent += 1
 
 
@@ -401,10 +401,10 @@ def settings_of(name: str) -> dict[str, str]:
     >>> settings_of("input:4_act:leaky_relu_dropout:0.3_dropout:True")
     {'input': '4', 'act': 'leaky_relu', 'dropout': '0.3', 'with_dropout': 'True'}
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for key, value in _SETTING.findall(name):
-        found["with_dropout" if key in found else key] = value
-    return found
+        settings["with_dropout" if key in settings else key] = value
+    return settings
 
 
 def _row(name: str, line: dict[str, str], source: str, report: CleaningReport) -> dict[str, Any]:
@@ -447,10 +447,10 @@ def _input_elements(settings: dict[str, str]) -> int | None:
 
 
 def _shares(line: dict[str, str], report: CleaningReport) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    shares: dict[str, float | None] = {}
     for name in ("gract", "smact", "smocc"):
         text = line.get(f"Avg {name.upper()}")
-        found[name] = share(float(text)) if text else None
-        report.blanked[name] += found[name] is None
+        shares[name] = share(float(text)) if text else None
+        report.blanked[name] += shares[name] is None
     report.blanked += type(report.blanked)()  # without zeros
-    return found
+    return shares

@@ -117,8 +117,8 @@ def _rows(
             continue
         seen.add(row["id"])
         yield row
-    found = feature_rows([run.configuration for run in runs], processes)
-    for run, columns in watching(zip(runs, found, strict=True), len(runs)):
+    features = feature_rows([run.configuration for run in runs], processes)
+    for run, columns in watching(zip(runs, features, strict=True), len(runs)):
         made = _row(run, columns, report)
         if made is not None:
             report.kept += 1
@@ -166,17 +166,17 @@ def _utilization(run: MergedRun, report: CleaningReport) -> dict[str, Any]:
     if run.utilization is None:
         return {}
     line = run.utilization.row
-    found: dict[str, Any] = {name: share(line.get(name)) for name in SHARES}
+    readings: dict[str, Any] = {name: share(line.get(name)) for name in SHARES}
     for name, key in _POSITIVE.items():
         value = line.get(key)
-        found[name] = value if value is not None and value > 0 else None
+        readings[name] = value if value is not None and value > 0 else None
     for name in _COUNTERS:
         value = line.get(name)
-        found[name] = value if value is not None and value >= 0 else None
-    for name, value in found.items():
+        readings[name] = value if value is not None and value >= 0 else None
+    for name, value in readings.items():
         if value is None and line.get(_POSITIVE.get(name, name)) is not None:
             report.blanked[name] += 1
-    return found
+    return readings
 
 
 def _text(value: Any) -> str | None:

@@ -38,18 +38,18 @@ def summarize(table: polars.DataFrame) -> dict[str, Any]:
 def _readings(table: polars.DataFrame) -> dict[str, Any]:
     """Of runs that were read alone, by kind of model: how many, of how many families, and how figures spread."""
     known = table.filter(table["kind"].is_not_null())
-    found = {}
+    summary = {}
     for kind in _counted(known["kind"].to_list()):
         part = known.filter(known["kind"] == kind)
         tested = part.filter(part["split"] == "test")
-        found[kind] = {
+        summary[kind] = {
             "rows": len(part),
             "families": part["model_family"].n_unique(),
             "test_rows": len(tested),
             "test_families": sorted(tested["model_family"].unique().to_list()),
             **{name: _tenths(part[name].drop_nulls()) for name in READ},
         }
-    return found
+    return summary
 
 
 def _tenths(values: polars.Series) -> list[float] | None:

@@ -140,7 +140,7 @@ def _truth(
     """Measured runs of this job: those in the file, and one on this machine's GPU."""
     from ullage.hardware import local_gpus
 
-    found: list[tuple[str, MeasuredRun]] = []
+    runs: list[tuple[str, MeasuredRun]] = []
     configuration = request.model
     if file is not None:
         if configuration is None:
@@ -150,11 +150,11 @@ def _truth(
         sets = [one for one in read_truth(file) if one.gpu == card.name]
         if not sets:
             raise InvalidValue(f"--truth: {file} has no runs on {card.name}; choose the GPU with --gpu")
-        found = [(f"{one.name}, {run.id}", run) for one in sets for run in matching(configuration, one.runs)]
+        runs = [(f"{one.name}, {run.id}", run) for one in sets for run in matching(configuration, one.runs)]
     here = local_gpus()
     if measure and here and here[0].name == card.name:
-        found.append(("measured here, now", _measured(row)))
-    return found
+        runs.append(("measured here, now", _measured(row)))
+    return runs
 
 
 def _measured(row: dict[str, Any]) -> MeasuredRun:
@@ -164,10 +164,10 @@ def _measured(row: dict[str, Any]) -> MeasuredRun:
     module = bool(row.get("run", {}).get("module"))
     request = RunRequest(row=row, script=row.get("script"), args=list(row.get("args", [])), module=module)
     with Console(stderr=True).status("running it on this machine's GPU ..."):
-        found = measure_apart(request)
-    if "failed" in found:
-        raise UllageError(f"the run on this machine's GPU failed: {found['failed']} (--no-measure leaves it out)")
-    return run_of({**row, **found, "id": "local"}, 0, Path())
+        reading = measure_apart(request)
+    if "failed" in reading:
+        raise UllageError(f"the run on this machine's GPU failed: {reading['failed']} (--no-measure leaves it out)")
+    return run_of({**row, **reading, "id": "local"}, 0, Path())
 
 
 def _answers(names: list[str], row: dict[str, Any], gpu: str, limit: float, going: Following) -> Iterator[Record]:

@@ -134,21 +134,21 @@ def show(
         if family not in families:
             raise UnknownName(f"family in {file}", family, families)
         table = table.filter(table["family"] == family)
-    found = {"file": str(file), **summarize(table)}
+    summary = {"file": str(file), **summarize(table)}
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(summary))
         return
     console = Console()
-    console.print(_overview(found))
-    if found["readings"]:
-        console.print(_readings(found["readings"]))
-    for name, part in found["families"].items():
+    console.print(_overview(summary))
+    if summary["readings"]:
+        console.print(_readings(summary["readings"]))
+    for name, part in summary["families"].items():
         console.print(_classes(name, part))
 
 
-def _overview(found: dict[str, Any]) -> Table:
-    table = _table(f"{found['rows']} runs: {found['file']}", "", *(f"{name}>" for name in found["families"]))
-    parts = list(found["families"].values())
+def _overview(summary: dict[str, Any]) -> Table:
+    table = _table(f"{summary['rows']} runs: {summary['file']}", "", *(f"{name}>" for name in summary["families"]))
+    parts = list(summary["families"].values())
     for key, title in (("rows", "runs"), ("with_memory", "memory measured"), ("with_utilization", "utilisation read")):
         table.add_row(title, *(str(part[key]) for part in parts))
     for key, title in (
@@ -160,7 +160,7 @@ def _overview(found: dict[str, Any]) -> Table:
         table.add_row(title, *(_spread(part[key], key == "memory") for part in parts), end_section=key == "layers")
     for key, title in (("arch", "forms"), ("optimizer", "optimizers"), ("precision", "precisions")):
         table.add_row(title, *("\n".join(_shares(part[key], part["rows"])) for part in parts), end_section=True)
-    environment = [f"{name}: {', '.join(found[name])}" for name in ("gpu", "torch", "cuda", "cudnn", "driver")]
+    environment = [f"{name}: {', '.join(summary[name])}" for name in ("gpu", "torch", "cuda", "cudnn", "driver")]
     table.caption = "; ".join(environment)
     return table
 

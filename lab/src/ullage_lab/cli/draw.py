@@ -119,23 +119,23 @@ def dataset(
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     except OSError as error:
         raise InvalidValue(f"cannot write {file}: {error.strerror}") from None
-    found = {"family": family, "seed": seed, "file": str(file), **summary(rows)}
+    report = {"family": family, "seed": seed, "file": str(file), **summary(rows)}
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(report))
         return
-    Console().print(_generate_table(found))
+    Console().print(_generate_table(report))
 
 
-def _generate_table(found: dict[str, Any]) -> Table:
-    of = "real models" if found["family"] == "real" else f"generated {found['family']}s"
-    table = Table(title=f"{found['rows']} runs of {of}, seed {found['seed']}: {found['file']}")
+def _generate_table(report: dict[str, Any]) -> Table:
+    of = "real models" if report["family"] == "real" else f"generated {report['family']}s"
+    table = Table(title=f"{report['rows']} runs of {of}, seed {report['seed']}: {report['file']}")
     table.add_column("")
     table.add_column("")
-    sizes = (format_bytes(found[name]) for name in ("smallest", "median", "largest"))
+    sizes = (format_bytes(report[name]) for name in ("smallest", "median", "largest"))
     table.add_row("memory, by counting", "{} to {} (half of them) to {}".format(*sizes))
-    unit = found["class_bytes"]
-    classes = (f"{format_bytes(unit * number)} up: {count}" for number, count in found["classes"].items())
+    unit = report["class_bytes"]
+    classes = (f"{format_bytes(unit * number)} up: {count}" for number, count in report["classes"].items())
     table.add_row("classes of " + format_bytes(unit), ", ".join(classes))
     for name, title in (("arch", "forms"), ("opt", "optimizers"), ("precision", "precisions")):
-        table.add_row(title, ", ".join(f"{word} {count}" for word, count in found[name].items()))
+        table.add_row(title, ", ".join(f"{word} {count}" for word, count in report[name].items()))
     return table

@@ -84,7 +84,7 @@ def evaluate(
       ullage lab evaluate gpumemnet --data gpumemnet_mlp_a100.csv --retrain
     """
     plan = RankingPlan(**ranking)
-    if plan.kept and plan.resume is None:
+    if plan.cached_only and plan.resume is None:
         raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
     if what is not None:
         _learned(what, data or [], weights, retrain, plan.resume, plan.as_json)
@@ -129,8 +129,8 @@ def evaluate_gpumemnet(data: list[Path], weights: Path | None, retrain: bool, as
     lines: list[Table2Line] = []
     with following(f"reading {files[0].name}", stoppable=True) as going:
         for file in files:
-            for found in _lines(file, weights, retrain, going):
-                lines += found
+            for new_lines in _lines(file, weights, retrain, going):
+                lines += new_lines
     if as_json:
         print(json.dumps([asdict(line) for line in lines]))
     elif lines:
@@ -219,7 +219,7 @@ def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, a
     print_table7(table7.lines_of(model, rows), as_json)
 
 
-def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | None, as_json: bool) -> None:
+def evaluate_utilization(data: list[Path], weights: Path | None, resume: Path | None, as_json: bool) -> None:
     """Judge the model of a job alone, and that of jobs together, on families that were left out of their fits."""
     from ullage.performance.rates import SHIPPED, load
     from ullage_lab.train import sharing
@@ -239,7 +239,7 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
             learn, test = ([run for run in read if run.is_test is wanted] for wanted in (False, True))
             strange = [run for run in learn if run.machine != rates.card.get("machine")]
             going.begin("following runs", len(test) + len(strange))
-            steps = runs.follow(runs.configurations(rows, [*test, *strange]), kept, going.step)
+            steps = runs.follow(runs.configurations(rows, [*test, *strange]), resume, going.step)
             if strange:
                 rates = judging.on_host(rates, runs.with_work(strange, steps))
                 known = runs.read_alone(read_rows(shipped[0])) if shipped[0].is_file() else []
@@ -248,7 +248,7 @@ def evaluate_utilization(data: list[Path], weights: Path | None, kept: Path | No
         together = []
         if measured:
             going.begin("following jobs", len({row["alone"] for row in measured if "alone" in row}))
-            jobs = sharing.follow(measured, kept, going.step)
+            jobs = sharing.follow(measured, resume, going.step)
             alone = sharing.measured_alone(measured, jobs)
             predicted = sharing.predicted_alone(alone, jobs, rates)
             together = sharing.lines_of(sharing.sets_of(measured, alone), alone, predicted)

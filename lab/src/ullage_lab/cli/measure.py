@@ -74,11 +74,11 @@ def together(
         for one in wanted:
             print(json.dumps({"set": one.id, "jobs": one.jobs}))
         return
-    left, found = measure_together(rows, wanted, plan)
+    left, readings = measure_together(rows, wanted, plan)
     say_left(len(wanted) * len(ways) - left, left, "sets", out)
     tally = {"measured": 0, "failed": 0, "alone": 0}
     with following("measuring", left, forks=True) as progress:
-        for row in found:
+        for row in readings:
             tally["failed" if "failed" in row else "alone" if "alone" in row else "measured"] += 1
             if "failed" in row:
                 _complain(f"{row['how']} {row.get('set') or row['alone']}: {row['failed']}")
@@ -132,13 +132,13 @@ def calls(
     if not dry_run:
         _check_gpu()
     if listed is None:
-        found = listing.drawn_calls(random, seed, each=lambda found, count: each(found, "following", count))
+        operator_calls = listing.drawn_calls(random, seed, each=lambda rows, count: each(rows, "following", count))
     elif listed.suffix == ".py":
-        found = listing.calls_of_script(listed, (source or [])[1:])
+        operator_calls = listing.calls_of_script(listed, (source or [])[1:])
     else:
-        found = listing.listed_calls(listed)
+        operator_calls = listing.listed_calls(listed)
     if dry_run:
-        for call in found:
+        for call in operator_calls:
             print(json.dumps(packed(call)))
         return
     from ullage_lab.measure.memory import describe_gpu
@@ -151,7 +151,7 @@ def calls(
     if died is not None and died["id"] not in done:
         first.append(died)
         done.add(str(died["id"]))
-    left = [call for call in found if identity(call) not in done]
+    left = [call for call in operator_calls if identity(call) not in done]
     say_left(len(done), len(left), "calls", out)
     limit = parse_duration(stop_after) if stop_after else None
     timed = timing.measured(left, timing.EVERY, limit, started) if activity else rounds.measured(left, workers, limit)

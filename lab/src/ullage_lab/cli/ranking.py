@@ -59,9 +59,9 @@ class RankingPlan:
         option("Keep answers in this file; answers already in it are not computed again.", "FILE.jsonl", panel=RANKING),
     ] = None
     report: Annotated[Path | None, option("Write the ranking as one HTML page.", "FILE.html", panel=RANKING)] = None
-    kept: Annotated[bool, option("Rank only the answers already in the --resume file.", "--kept", panel=RANKING)] = (
-        False
-    )
+    cached_only: Annotated[
+        bool, option("Rank only the answers already in the --resume file.", "--kept", panel=RANKING)
+    ] = False
     workers: Annotated[
         int,
         option("Maximum number of concurrent estimates. Above 1, times are less reliable.", "N", min=1, panel=RANKING),
@@ -100,10 +100,10 @@ def rank_estimators(plan: RankingPlan) -> None:
     if plan.as_json:
         from ullage_lab.judge.standings import as_dict
 
-        print(json.dumps([as_dict(one, found) for one, found in ranked]))
+        print(json.dumps([as_dict(one, standings) for one, standings in ranked]))
     elif records:
-        for one, found in ranked:
-            print_ranking(one, found)
+        for one, standings in ranked:
+            print_ranking(one, standings)
     going.end()
 
 
@@ -131,7 +131,7 @@ def _ask(plan: RankingPlan, sets: list[TruthSet], counts: dict[str, int | None])
     from ullage_lab.judge.questions import answers, questions, read_answers
 
     wanted = questions(sets, counts)
-    if plan.kept and plan.resume is not None:
+    if plan.cached_only and plan.resume is not None:
         known = read_answers(plan.resume)
         wanted = [question for question in wanted if question.key in known]
     given = answers(wanted, ask, limit=parse_duration(plan.timeout), file=plan.resume, workers=plan.workers)
@@ -188,8 +188,8 @@ def _print_families(console: Console, standings: list[Standing]) -> None:
     console.print("\nmedian error against the process's memory (share too low) by family:")
     rows = []
     for one in standings:
-        found: list[Any] = [one.families.get(family) for family in families]
-        rows.append([one.estimator, *(f"{e.median:.2%} ({e.under:.0%} of {e.count})" if e else "-" for e in found)])
+        errors: list[Any] = [one.families.get(family) for family in families]
+        rows.append([one.estimator, *(f"{e.median:.2%} ({e.under:.0%} of {e.count})" if e else "-" for e in errors)])
     print(fitted(["estimator", *families], rows, give_way=families[:0:-1]))
 
 

@@ -173,9 +173,9 @@ def utilization(
         read = runs.read_alone(rows)
         profiled = [] if profiles is None else runs.profiled_runs(profiles)
         going.begin("following runs", len(read) + len(profiled))
-        found = runs.follow([*runs.configurations(rows, read), *profiled], resume, going.step)
-        calls = runs.read_calls(rates) + ([] if profiles is None else runs.calls_in_steps(profiles, found))
-        measured = runs.with_work(read, found)
+        steps = runs.follow([*runs.configurations(rows, read), *profiled], resume, going.step)
+        calls = runs.read_calls(rates) + ([] if profiles is None else runs.calls_in_steps(profiles, steps))
+        measured = runs.with_work(read, steps)
         learn, test = ([run for run in measured if run.is_test is wanted] for wanted in (False, True))
         going.begin("fitting")
         made = fitting.fit(calls, learn, going.doing, trees, runs.calls_on_host(rates, profiles))
@@ -328,9 +328,9 @@ def dnnperf(
 
     check_file(out)
     with following(f"reading {data.name}") as going:
-        found = samples(data, going.step)
+        graphs = samples(data, going.step)
         going.begin("training", folds + 1)
-        network, card = trained(found, data.name, folds, epochs, going.step)
+        network, card = trained(graphs, data.name, folds, epochs, going.step)
     save(network, out, card)
     print(json.dumps(card, indent=2))
 
@@ -378,19 +378,19 @@ def convolutions(
         raise InvalidValue(f"--add needs a folder with {TRIAL_TREES}, as --trials without --add writes it, got {out}")
     if not held_out and (out is None or (described is None and not add)):
         raise InvalidValue("give --out and --describe, or --held-out")
-    found: dict[Any, Any] = {}
+    answers: dict[Any, Any] = {}
     for path in measured:
         if not path.is_file():
             raise InvalidValue(f"cannot read {path}: no such file")
-        found |= tried.asked_problems(path) if trials else table.chosen_workspaces(path)
-    if not found:
+        answers |= tried.asked_problems(path) if trials else table.chosen_workspaces(path)
+    if not answers:
         raise InvalidValue(f"no convolution that cuDNN answered in {', '.join(map(str, measured))}")
     if held_out:
-        (tried.evaluate_held_out if trials else table.evaluate_held_out)(found, trees, leaves, print)
+        (tried.evaluate_held_out if trials else table.evaluate_held_out)(answers, trees, leaves, print)
     elif add and out is not None:
-        tried.add_trees(found, out, trees, leaves, print)
+        tried.add_trees(answers, out, trees, leaves, print)
     elif out is not None and described is not None:
-        (tried.write_fit if trials else table.write_fit)(found, out, described, trees, leaves, print)
+        (tried.write_fit if trials else table.write_fit)(answers, out, described, trees, leaves, print)
 
 
 def _described(text: str | None) -> dict[str, Any] | None:

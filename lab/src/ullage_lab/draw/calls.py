@@ -96,9 +96,9 @@ def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: in
         for place, call in enumerate(_spread(calls, chance)):
             drawn.append((place / shares[name], call))
     drawn.sort(key=lambda entry: entry[0])
-    found = [*first.values(), *(call for _, call in drawn[:wanted])]
-    chance.shuffle(found)
-    return found
+    picks = [*first.values(), *(call for _, call in drawn[:wanted])]
+    chance.shuffle(picks)
+    return picks
 
 
 def _spread(calls: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
@@ -120,8 +120,8 @@ def drawn_calls(
     runs: int, seed: int = 0, most: int = MOST_CALLS, each: Each = lambda rows, _: rows
 ) -> list[dict[str, Any]]:
     """Return the calls of N drawn runs, up to a limit; `each` may report the progress."""
-    found = each(followed(drawn_runs(runs, seed)), runs)
-    return chosen([run["step"] for run in found if "step" in run], most, seed=seed)
+    followed_runs = each(followed(drawn_runs(runs, seed)), runs)
+    return chosen([run["step"] for run in followed_runs if "step" in run], most, seed=seed)
 
 
 def calls_of_script(path: Path, args: Sequence[str]) -> list[dict[str, Any]]:

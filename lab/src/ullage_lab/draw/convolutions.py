@@ -297,20 +297,20 @@ def arrange(counts: Counter[ConvolutionLayer], configurations: int) -> Iterator[
 
 def problems_of_models(seconds: float, configurations: int) -> list[ConvolutionProblem]:
     """Return the convolution problems of models' layers, collected for a limited time and number of configurations."""
-    found = (problems_of(*one) for one in arrange(collect(seconds), configurations))
-    return list(dict.fromkeys(problem for several in found for problem in several))
+    groups = (problems_of(*one) for one in arrange(collect(seconds), configurations))
+    return list(dict.fromkeys(problem for several in groups for problem in several))
 
 
 def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
     """Drawn problems, of layers such as models have and of any others."""
-    chance, found = random.Random(seed), dict[ConvolutionProblem, None]()
+    chance, problems = random.Random(seed), dict[ConvolutionProblem, None]()
     arbitrary = arbitrary_configurations(count, seed)
-    while len(found) < count:
+    while len(problems) < count:
         if chance.random() < _LIKE_MODELS:
             layer, batch = random_layer(chance), chance.choice(_BATCHES)
             one = Configuration(layer, batch, chance.choice(list(TYPES)), chance.choice(LAYOUTS))
         else:
             one = next(arbitrary)
         if min(one.layer.output()) > 0:
-            found.update(dict.fromkeys(problems_of(*one)))
-    return list(found)[:count]
+            problems.update(dict.fromkeys(problems_of(*one)))
+    return list(problems)[:count]

@@ -82,10 +82,10 @@ def native(layer: ConvolutionLayer, kind: str, layout: str) -> bool:
 
 
 def problems_of(layer: ConvolutionLayer, batch: int, kind: str, layout: str) -> list[ConvolutionProblem]:
-    found: list[ConvolutionProblem] = []
+    problems: list[ConvolutionProblem] = []
 
     def ask(problem: ConvolutionProblem) -> Workspace:
-        found.append(problem)
+        problems.append(problem)
         return Workspace(0, 0)
 
     def operand(size: tuple[int, ...]) -> Operand:
@@ -95,4 +95,4 @@ def problems_of(layer: ConvolutionLayer, batch: int, kind: str, layout: str) -> 
     settings = settings_of(layer[2:8], len(layer.input) - 1)
     forward_plan(source, weight, settings, True, ask)
     backward_plan(out, source, weight, settings, [True, True, False], True, ask)
-    return found
+    return problems

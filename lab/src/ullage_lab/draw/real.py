@@ -154,13 +154,13 @@ def _count(row: str) -> Cost | None:
     configuration = Model.from_row(json.loads(row))
     try:
         with FlopCounterMode(display=False) as counter:
-            found = features(configuration)
+            figures = features(configuration)
     except Exception:  # whatever a model has against its size, or a release against the model
         return None
     return Cost(
-        parameters=found.parameters,
-        numbers=found.kept_numbers,
-        bytes=found.kept_bytes,
+        parameters=figures.parameters,
+        numbers=figures.kept_numbers,
+        bytes=figures.kept_bytes,
         flops=counter.get_total_flops() / configuration.batch_size,
     )
 

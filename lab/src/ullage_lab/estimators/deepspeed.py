@@ -86,8 +86,8 @@ def _stage_3(
     """4 bytes a parameter of the largest layer, gathered, and of all others a GPU's part."""
     layer, share = 2 * largest, gpus / total
     if offload:
-        kept = 18 if offload_params else 16
-        factor = kept * share if zero_init else max(4 * gpus, kept * share)
+        bytes_each = 18 if offload_params else 16
+        factor = bytes_each * share if zero_init else max(4 * gpus, bytes_each * share)
         weights = 0 if offload_params else int(2 * params / total)
         return States(layer + weights, layer, 0, int(params * factor * BUFFER))
     gpu = 4 * largest + int(18 * params / total)

@@ -156,8 +156,8 @@ class _StepRecorder(GraphRecorder):
 
     def measure_state(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Measure the optimizer's state on the GPU after its first step, and how it iterates over the weights."""
-        kept = [leaf for leaf in tree_leaves(dict(optimizer.state)) if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
-        self.state = sum(tensor.untyped_storage().nbytes() for tensor in kept)
+        state = [leaf for leaf in tree_leaves(dict(optimizer.state)) if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
+        self.state = sum(tensor.untyped_storage().nbytes() for tensor in state)
         self.fused = bool(optimizer.defaults.get("fused"))
         self.foreach = "foreach" in optimizer.defaults and not self.fused
 
@@ -280,11 +280,11 @@ def folded(graph: GraphTensors, rounds: int = ROUNDS) -> GraphTensors:
         first.setdefault(colour, place)
     chosen = torch.tensor(list(first.values()))
     row = {colour: number for number, colour in enumerate(first)}
-    kept = [place for place, target in enumerate(targets) if first[colours[target]] == target]
-    ends = [[row[colours[end[place]]] for place in kept] for end in (sources, targets)]
+    edges = [place for place, target in enumerate(targets) if first[colours[target]] == target]
+    ends = [[row[colours[end[place]]] for place in edges] for end in (sources, targets)]
     counts = torch.zeros(len(first)).index_add(0, torch.tensor([row[colour] for colour in colours]), graph.counts)
     by_node = {name: getattr(graph, name)[chosen] for name in ("kinds", "nodes", "sizes", "seconds", "owner")}
-    return replace(graph, **by_node, edges=graph.edges[kept], ends=torch.tensor(ends, dtype=torch.long), counts=counts)
+    return replace(graph, **by_node, edges=graph.edges[edges], ends=torch.tensor(ends, dtype=torch.long), counts=counts)
 
 
 def _numbered(things: list[Any]) -> list[int]:

@@ -55,8 +55,8 @@ class GPUUtilNet:
         """Return the probabilities of the three classes [jobs, 3]."""
         network = self.networks[family, metric]
         with torch.inference_mode(), plain_products():
-            found = torch.softmax(network(jobs_of(summaries, family).totals), dim=1)
-        return found.double().numpy()
+            probabilities = torch.softmax(network(jobs_of(summaries, family).totals), dim=1)
+        return probabilities.double().numpy()
 
 
 def empty_network(family: str) -> Perceptrons:

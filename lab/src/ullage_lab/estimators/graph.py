@@ -97,16 +97,16 @@ class GraphRecorder(TorchDispatchMode):
     def number(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         reference = StorageWeakRef(storage)
-        found = self._numbers.get(reference.cdata)
-        if found is None:
-            found = self._numbers[reference.cdata] = len(self._references)
+        number = self._numbers.get(reference.cdata)
+        if number is None:
+            number = self._numbers[reference.cdata] = len(self._references)
             self._references.append(reference)
             if self._allocator is not None:
                 self._kept.append(storage)
-            self.graph.sizes[found] = storage.nbytes()
+            self.graph.sizes[number] = storage.nbytes()
             if tensor.is_floating_point():
-                self.graph.floating.add(found)
-        return found
+                self.graph.floating.add(number)
+        return number
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -71,22 +71,22 @@ def _weight(size: int, dp: int, tp: int) -> int:
 def _activations(decoder: Decoder, batch: int, length: int, tp: int, head_in_32_bits: bool) -> int:
     ids = pages(8 * batch * length)
     output = 2 * batch * length * decoder.hidden
-    kept = (decoder.layers + 2) * pages(output)  # two embeddings and every layer
+    residuals = (decoder.layers + 2) * pages(output)  # two embeddings and every layer
     gathered = decoder.layers * pages(output * (tp - 1) / tp) if tp > 1 else 0
     width = 4 if head_in_32_bits else 2
     logits = pages(width * batch * length * decoder.vocabulary)
     shifted = pages(width * batch * (length - 1) * decoder.vocabulary)  # without the last token, and its gradient
-    return ids + kept + gathered + logits + 2 * shifted
+    return ids + residuals + gathered + logits + 2 * shifted
 
 
 def decoder_of(model: nn.Module) -> Decoder:
     """Return the inputs of the formulas from a transformers model; tied weights count once."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
-    if config is None or None in found:
+    numbers = [getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "vocab_size")]
+    if config is None or None in numbers:
         raise InvalidValue(f"{type(model).__name__} does not tell its layers, width and vocabulary")
-    layers, hidden, vocabulary = (int(number) for number in found if number is not None)
+    layers, hidden, vocabulary = (int(number) for number in numbers if number is not None)
     weights = {id(weight): weight.numel() for weight in model.parameters()}
     return Decoder(tuple(weights.values()), layers, hidden, vocabulary)
 

@@ -32,8 +32,8 @@ class Axis:
         self.low, self.high, self.begin, self.end = low, high, begin, end
 
     def __call__(self, value: float) -> float:
-        kept = min(max(value, self.low), self.high)
-        share = math.log(kept / self.low) / math.log(self.high / self.low)
+        clipped = min(max(value, self.low), self.high)
+        share = math.log(clipped / self.low) / math.log(self.high / self.low)
         return round(self.begin + share * (self.end - self.begin), 1)
 
     def ticks(self, base: float = 10) -> list[float]:
@@ -53,17 +53,17 @@ def percent(value: float) -> str:
 
 def errors_by_family(standings: Sequence[Standing], family: str) -> str:
     """One family: a row an estimator, a dot at its median error and a line to the error that nine in ten stay below."""
-    found = [(one.estimator, one.families[family]) for one in standings if family in one.families]
-    found.sort(key=lambda pair: pair[1].median)
+    pairs = [(one.estimator, one.families[family]) for one in standings if family in one.families]
+    pairs.sort(key=lambda pair: pair[1].median)
     height, left, width = 22, 132, 480
     axis = Axis(LOWEST_ERROR, HIGHEST_ERROR, left, width - 16)
-    bottom = 8 + height * len(found)
+    bottom = 8 + height * len(pairs)
     parts = [
         f'<line class="grid" x1="{axis(tick)}" y1="4" x2="{axis(tick)}" y2="{bottom}"/>'
         f'<text class="tick" x="{axis(tick)}" y="{bottom + 15}" text-anchor="middle">{_edge(tick)}</text>'
         for tick in axis.ticks()
     ]
-    for index, (name, errors) in enumerate(found):
+    for index, (name, errors) in enumerate(pairs):
         parts.append(_family_row(name, errors, axis, 8 + height * index + height / 2, left))
     return _svg(width, bottom + 24, parts, f"Median error of each estimator on {family}")
 

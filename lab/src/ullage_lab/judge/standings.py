@@ -243,7 +243,7 @@ def rank(truth: TruthSet, records: Iterable[Record]) -> list[Standing]:
             if bound is not None:
                 by_name.setdefault(bound.estimator, []).append(bound)
     card = find_gpu(truth.gpu)
-    standings = [_standing(name, found, runs, card) for name, found in by_name.items()]
+    standings = [_standing(name, answers, runs, card) for name, answers in by_name.items()]
     return sorted(standings, key=lambda one: (one.process is None, one.process.median if one.process else 0.0))
 
 
@@ -270,21 +270,21 @@ def _standing(name: str, records: list[Record], runs: dict[str, MeasuredRun], ca
 
 
 def _errors(records: list[Record], runs: dict[str, MeasuredRun], against: str) -> Errors | None:
-    found = [error(record, runs[record.run], against) for record in records]
-    return Errors.of([value for value in found if value is not None])
+    values = [error(record, runs[record.run], against) for record in records]
+    return Errors.of([value for value in values if value is not None])
 
 
 def _rounds(records: list[Record], runs: dict[str, MeasuredRun], card: GPU, variant: str) -> Rounds | None:
-    found = [judge(record, runs[record.run], card, variant) for record in records]
-    return Rounds.of([judgement for judgement in found if judgement is not None], card)
+    judgements = [judge(record, runs[record.run], card, variant) for record in records]
+    return Rounds.of([judgement for judgement in judgements if judgement is not None], card)
 
 
 def _families(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, Errors]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(runs[record.run].family, []).append(record)
-    found = {family: _errors(members, runs, PROCESS) for family, members in sorted(groups.items())}
-    return {family: errors for family, errors in found.items() if errors is not None}
+    by_family = {family: _errors(members, runs, PROCESS) for family, members in sorted(groups.items())}
+    return {family: errors for family, errors in by_family.items() if errors is not None}
 
 
 def _reasons(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, int]:

@@ -222,12 +222,12 @@ def _campaign(rows: list[dict[str, str]], campaign: str, column: str, gpu: str) 
 
 
 def _published(row: dict[str, str], run: str, gpu: str) -> list[Record]:
-    found = []
+    records = []
     for column, (name, kind) in _PUBLISHED.items():
         if row.get(column) and float(row[column]) != _CAPPED_MIB:
             figure = round(float(row[column]) * MIB)
-            found.append(Record(estimator=f"{name} (published)", run=run, gpu=gpu, figure=figure, kind=kind))
-    return found
+            records.append(Record(estimator=f"{name} (published)", run=run, gpu=gpu, figure=figure, kind=kind))
+    return records
 
 
 def _left_out(row: dict[str, str], column: str) -> str | None:
@@ -241,10 +241,10 @@ def _left_out(row: dict[str, str], column: str) -> str | None:
 
 
 def _configuration(row: dict[str, str]) -> dict[str, Any]:
-    found = dict(_MODELS[row["model"]], batch=int(row["batch_size"]), opt=row["optimizer"].lower(), precision="fp32")
-    if found["model"].startswith("hf:"):
-        return found | {"seq": 512}
-    return found | {"input": [int(length) for length in row["input"].split()[0].split("x")]}
+    run = dict(_MODELS[row["model"]], batch=int(row["batch_size"]), opt=row["optimizer"].lower(), precision="fp32")
+    if run["model"].startswith("hf:"):
+        return run | {"seq": 512}
+    return run | {"input": [int(length) for length in row["input"].split()[0].split("x")]}
 
 
 def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
@@ -298,12 +298,12 @@ def identity(configuration: Model) -> dict[str, Any]:
 
 
 def matching(configuration: Model, runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
-    wanted, found = identity(configuration), []
+    wanted, matches = identity(configuration), []
     for run in runs:
         try:
             same = identity(Model.from_row(run.row)) == wanted
         except InvalidValue:
             continue
         if same:
-            found.append(run)
-    return found
+            matches.append(run)
+    return matches

@@ -98,8 +98,8 @@ def ask_here(request: dict[str, Any]) -> dict[str, Any]:
     ask: Ask = function_named(request["ask"])
     begin, worked = time.perf_counter(), _cpu_time()
     try:
-        found = ask(request["estimator"], request["row"], request["gpu"])
-        values: dict[str, Any] = {"unsupported": found} if isinstance(found, str) else figures(found)
+        answer = ask(request["estimator"], request["row"], request["gpu"])
+        values: dict[str, Any] = {"unsupported": answer} if isinstance(answer, str) else figures(answer)
     except MemoryError:
         values = {"failed": "took more memory of this machine than it may"}
     except Exception as error:

@@ -45,22 +45,22 @@ def activity_between(
     On a machine without a driver, on GPUs before Hopper and over less than 0.1 s the shares are `None`. Not covered:
     DCGM. Power is the GPU's energy over the time, so a MIG instance, which has no counter of its own, has none.
     """
-    found = ActivityBetween(device=str(device_id))
+    activity = ActivityBetween(device=str(device_id))
     module = nvml or pynvml()
-    found.unknown_because = _no_driver(module)
-    if found.unknown_because is not None:
+    activity.unknown_because = _no_driver(module)
+    if activity.unknown_because is not None:
         began = clock()
         try:
-            yield found
+            yield activity
         finally:
-            found.seconds = clock() - began
+            activity.seconds = clock() - began
         return
     try:
         stretch = _Stretch(module, device_id, clock)
         try:
-            yield found
+            yield activity
         finally:
-            stretch.end(found)
+            stretch.end(activity)
     finally:
         with contextlib.suppress(module.NVMLError):
             module.nvmlShutdown()
@@ -85,23 +85,23 @@ class _Stretch:
         self.energy = self._energy_mj()
         self.began = clock()
 
-    def end(self, found: ActivityBetween) -> None:
-        found.seconds = self.clock() - self.began
-        busy, reason = self._busy(found.seconds)
+    def end(self, activity: ActivityBetween) -> None:
+        activity.seconds = self.clock() - self.began
+        busy, reason = self._busy(activity.seconds)
         for field in fields(Busy):
-            setattr(found, field.name, getattr(busy, field.name))
-        found.unknown_because = reason
+            setattr(activity, field.name, getattr(busy, field.name))
+        activity.unknown_because = reason
         energy = self._energy_mj()
         if energy is not None and self.energy is not None and energy >= self.energy:  # a reset driver counts from 0
-            found.energy_j = (energy - self.energy) / 1000
-            found.power_w = found.energy_j / found.seconds if found.seconds >= SHORTEST else None
+            activity.energy_j = (energy - self.energy) / 1000
+            activity.power_w = activity.energy_j / activity.seconds if activity.seconds >= SHORTEST else None
         self.clocks.append(self._clock_mhz())
         seen = [value for value in self.clocks if value is not None]
-        found.clock_mhz = sum(seen) / len(seen) if seen else None
+        activity.clock_mhz = sum(seen) / len(seen) if seen else None
         try:
-            found.device = nvml_text(self.nvml.nvmlDeviceGetUUID(self.handle))
+            activity.device = nvml_text(self.nvml.nvmlDeviceGetUUID(self.handle))
         except self.nvml.NVMLError as error:
-            found.unknown_because = f"the GPU could not be read at the end: {error}"
+            activity.unknown_because = f"the GPU could not be read at the end: {error}"
 
     def _busy(self, seconds: float) -> tuple[Busy, str | None]:
         if self.counter is None:
@@ -152,11 +152,11 @@ def _handle(nvml: Any, device_id: str | int) -> Any:
 
 
 def _uuids(nvml: Any) -> list[str]:
-    found = []
+    uuids = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError):
-            found.append(nvml_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
-    return found
+            uuids.append(nvml_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))))
+    return uuids
 
 
 def _mig_place(nvml: Any, handle: Any) -> tuple[Any, int | None]:

@@ -204,7 +204,7 @@ def look_at_gpu() -> dict[str, Any]:
     from ullage_lab.measure.memory import describe_gpu
 
     kind = RunKind(prepare=lambda row: None, run=lambda prepared, pause: describe_gpu(), gpu_memory=lambda row: 0)
-    answer = next(found for _, found in ParallelRuns(kind, total=GIB, at_once=1, timeout=120).work([{}]))
+    answer = next(description for _, description in ParallelRuns(kind, total=GIB, at_once=1, timeout=120).work([{}]))
     if "failed" in answer:
         raise UllageError(
             f"cannot measure: PyTorch finds no NVIDIA GPU here: {answer['failed']}. "

@@ -53,16 +53,16 @@ def rounds(sets: Sequence[JobSet], room: Mapping[str, int], total: int, resident
     >>> [[one.id for one in part.sets] for part in rounds(sets, {"a": 4, "b": 4, "c": 4}, total=12)]
     [['ab', 'aa'], ['c']]
     """
-    found: list[Round] = []
+    parts: list[Round] = []
     for one in sets:
-        together = (found[-1].copies | one.copies) if found else one.copies
+        together = (parts[-1].copies | one.copies) if parts else one.copies
         fits = sum(room[job] * count for job, count in together.items()) <= total and together.total() <= residents
-        if not found or not fits:
-            found.append(Round())
+        if not parts or not fits:
+            parts.append(Round())
             together = one.copies
-        found[-1].sets.append(one)
-        found[-1].copies = together
-    return found
+        parts[-1].sets.append(one)
+        parts[-1].copies = together
+    return parts
 
 
 def room(row: Row) -> int:
@@ -77,15 +77,15 @@ def sets_in(rows: Sequence[Row]) -> list[JobSet]:
     >>> sets_in([{"id": "a", "model": "mlp:x"}, {"set": "two", "jobs": ["a", "a"]}])
     [JobSet(id='two', jobs=('a', 'a'))]
     """
-    found = []
+    sets = []
     for row in rows:
         if "set" not in row or "model" in row:
             continue
         jobs = row.get("jobs")
         if not isinstance(jobs, list) or not jobs:
             raise InvalidValue(f"the set {row['set']}: 'jobs' must be a list of ids, got {jobs!r}")
-        found.append(JobSet(id=str(row["set"]), jobs=tuple(map(str, jobs))))
-    return found
+        sets.append(JobSet(id=str(row["set"]), jobs=tuple(map(str, jobs))))
+    return sets
 
 
 def draw_sets(rows: Sequence[Row], count: int, seed: int, total: int = 130 * GIB) -> list[JobSet]:
@@ -107,12 +107,12 @@ def draw_sets(rows: Sequence[Row], count: int, seed: int, total: int = 130 * GIB
             f'taken to need {format_bytes(least)} (a line tells by "need", in bytes)'
         )
     sizes = {"small": 0.15, "medium": 0.5, "large": 0.85}
-    found = [
+    sets = [
         JobSet(id=f"uniform-{size}-{copies}", jobs=(ordered[int(share * len(ordered))],) * copies)
         for size, share in sizes.items()
         for copies in UNIFORM
     ]
-    while len(found) < count:
+    while len(sets) < count:
         pool: list[str] = []
         taken = 0
         for name in chance.sample(sorted(takes), len(takes)):
@@ -122,5 +122,5 @@ def draw_sets(rows: Sequence[Row], count: int, seed: int, total: int = 130 * GIB
         for _ in range(POOL_SETS):
             size = chance.choices(list(SIZES), list(SIZES.values()))[0]
             jobs = chance.sample(pool, min(size, len(pool)))
-            found.append(JobSet(id=f"s{seed}-{len(found):04d}", jobs=tuple(jobs)))
-    return found[:count]
+            sets.append(JobSet(id=f"s{seed}-{len(sets):04d}", jobs=tuple(jobs)))
+    return sets[:count]

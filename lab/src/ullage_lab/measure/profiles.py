@@ -170,7 +170,7 @@ def _nanoseconds(micro: float) -> int:
 
 def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]:
     """The outermost operators that have kernels of their own, in order; and the place of a launch among them."""
-    found: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     outer: dict[Any, dict[str, Any]] = {}  # by the number of an event: the one of `found` that it is inside of
     by_thread: dict[Any, list[dict[str, Any]]] = {}
     for event in events:
@@ -182,13 +182,13 @@ def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]
             if event["ts"] >= until:
                 if not _has_kernels(event["name"]) or _is_around_itself(several, number):
                     continue
-                found.append(event)
+                calls.append(event)
                 until = event["ts"] + event["dur"]
-            outer[event.get("args", {}).get("External id")] = found[-1]
-    found.sort(key=lambda event: event["ts"])
-    numbers = {id(event): place for place, event in enumerate(found)}
+            outer[event.get("args", {}).get("External id")] = calls[-1]
+    calls.sort(key=lambda event: event["ts"])
+    numbers = {id(event): place for place, event in enumerate(calls)}
     tracks: dict[Any, tuple[list[float], list[int]]] = {}
-    for place, event in enumerate(found):
+    for place, event in enumerate(calls):
         begins, places = tracks.setdefault(event["tid"], ([], []))
         begins.append(event["ts"])
         places.append(place)
@@ -200,10 +200,10 @@ def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]
         index = bisect.bisect_right(begins, launch["ts"]) - 1
         if index < 0:
             return -1
-        event = found[places[index]]
+        event = calls[places[index]]
         return places[index] if launch["ts"] <= event["ts"] + event["dur"] else -1
 
-    return found, place_of
+    return calls, place_of
 
 
 def _is_around_itself(events: Sequence[dict[str, Any]], number: int) -> bool:
@@ -249,10 +249,10 @@ def profiles(rows: Sequence[dict[str, Any]], seconds: float | None = None) -> It
             return
         begin = time.perf_counter()
         try:
-            found = profiled(row)
+            profile = profiled(row)
         except Exception as error:
-            found = {**row, "failed": error_text(error)}
+            profile = {**row, "failed": error_text(error)}
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        yield {**found, "wall_s": round(time.perf_counter() - begin, 3)}
+        yield {**profile, "wall_s": round(time.perf_counter() - begin, 3)}

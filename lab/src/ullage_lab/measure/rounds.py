@@ -89,7 +89,7 @@ def _round(team: list["_Worker"], left: deque[dict[str, Any]]) -> Iterator[Row]:
 def _shared_gpu() -> Iterator[None]:
     """Provide MPS, if this machine has it, for processes that start meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
-        kept = dict(os.environ)
+        before = dict(os.environ)
         try:
             service = MpsService(Path(folder))
             service.start()
@@ -101,7 +101,7 @@ def _shared_gpu() -> Iterator[None]:
             yield
         finally:
             os.environ.clear()
-            os.environ.update(kept)
+            os.environ.update(before)
             service.stop()
 
 

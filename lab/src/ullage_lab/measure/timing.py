@@ -157,10 +157,10 @@ class CallTimer:
             done = _repeat(run, seconds * calls, _WINDOW)
             taken = time.perf_counter() - begin
             clock, power = self._clock(), self._power()
-        found = {name: getattr(activity, name) for name in _ACTIVITY}
+        counters = {name: getattr(activity, name) for name in _ACTIVITY}
         return {
             "steady_us": _micro(taken / done / calls),
-            "activity": {name: round(value, 4) for name, value in found.items() if value is not None},
+            "activity": {name: round(value, 4) for name, value in counters.items() if value is not None},
             "clock": clock,
             "power_w": power,
         }
@@ -188,12 +188,12 @@ def rounding(call: dict[str, Any]) -> Iterator[None]:
     if "tf32" not in call:
         yield
         return
-    kept = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = call["tf32"]
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = kept
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def _repeat(run: Callable[[], Any], taken: float, seconds: float) -> int:

@@ -106,8 +106,8 @@ class StepBoard:
     def ends(self, since: float) -> list[float]:
         """The ends of steps from a moment on, as far as they are kept."""
         count = self.count
-        kept = [self._numbers[_FIRST + place % _KEPT] for place in range(max(0, count - _KEPT), count)]
-        return kept[bisect_left(kept, since) :]
+        moments = [self._numbers[_FIRST + place % _KEPT] for place in range(max(0, count - _KEPT), count)]
+        return moments[bisect_left(moments, since) :]
 
 
 class Resident:
@@ -226,14 +226,14 @@ class Company:
         finally:
             self._rest(jobs)
         _all_there(jobs)
-        found = vars(activity)
+        counters = vars(activity)
         return {
             "read_s": round(taken, 4),
             "host_busy": round(busy, 2),
             "host_stolen": round(stolen, 4),
             "gpu_memory": _gpu_memory(uuid),
             **{name: [figure[name] for figure in figures] for name in figures[0]},
-            **{name: found[name] for name in FIGURES if found[name] is not None},
+            **{name: counters[name] for name in FIGURES if counters[name] is not None},
         }
 
     def memory(self, name: str) -> dict[str, Any]:
@@ -409,15 +409,15 @@ def _one_round(
     copies = {f"{name}#{number}": jobs[name] for name, count in part.copies.items() for number in range(count)}
     company = Company(copies, settings, variables)
 
-    def by_itself(name: str, found: Row) -> Row:
+    def by_itself(name: str, reading: Row) -> Row:
         row: Row = {"how": how, "alone": name, "jobs": [name], "job": jobs[name], "copies": part.copies[name]}
-        return row | found | company.memory(f"{name}#0")
+        return row | reading | company.memory(f"{name}#0")
 
     try:
         if settings.rounds:
             for one in part.sets:
                 alone, together = _in_turns(company, one, uuid, settings.rounds)
-                yield from (by_itself(name, found) for name, found in alone.items())
+                yield from (by_itself(name, reading) for name, reading in alone.items())
                 yield _row(how, one) | together
             return
         steps: dict[str, float | None] = {}
@@ -436,18 +436,18 @@ def _in_turns(company: Company, one: JobSet, uuid: str, rounds: int) -> tuple[di
     alone: dict[str, list[tuple[float, Row]]] = {name: [] for name in one.copies}
     together: list[tuple[float, Row]] = []
     for name in phases(list(alone), rounds):
-        found = _read(company, one.processes if name is None else [f"{name}#0"], uuid)
-        if "failed" not in found and None in found["step_s"]:
-            found = {"failed": f"a job made fewer than two steps in {found['read_s']:g} s"}
-        if "failed" in found:
-            return {}, found
-        (together if name is None else alone[name]).append((time.perf_counter() - found["read_s"] / 2, found))
-    steps = {name: [(moment, row["step_s"][0]) for moment, row in found] for name, found in alone.items()}
+        reading = _read(company, one.processes if name is None else [f"{name}#0"], uuid)
+        if "failed" not in reading and None in reading["step_s"]:
+            reading = {"failed": f"a job made fewer than two steps in {reading['read_s']:g} s"}
+        if "failed" in reading:
+            return {}, reading
+        (together if name is None else alone[name]).append((time.perf_counter() - reading["read_s"] / 2, reading))
+    steps = {name: [(moment, row["step_s"][0]) for moment, row in readings] for name, readings in alone.items()}
     turns = [
         {"step_s": row["step_s"], "alone_s": [round(step_alone_at(moment, steps[name]), 6) for name in one.jobs]}
         for moment, row in together
     ]
-    own = {name: joined([row for _, row in found]) | {"turns_of": one.id} for name, found in alone.items()}
+    own = {name: joined([row for _, row in readings]) | {"turns_of": one.id} for name, readings in alone.items()}
     beside = _beside(joined([row for _, row in together]), [own[name]["step_s"][0] for name in one.jobs])
     return own, beside | {"slowdown": [round(slow, 4) for slow in slowdowns(turns)], "turns": turns}
 
@@ -463,12 +463,12 @@ def _read(company: Company, names: Sequence[str], uuid: str) -> Row:
         return {"failed": str(lost)}
 
 
-def _beside(found: Row, alone: Sequence[float | None]) -> Row:
+def _beside(reading: Row, alone: Sequence[float | None]) -> Row:
     """With each job's time alone, and how many times as long a step takes in company."""
-    if "failed" in found:
-        return found
+    if "failed" in reading:
+        return reading
     slowdown = [
         None if own is None or step is None else round(step / own, 4)
-        for step, own in zip(found["step_s"], alone, strict=True)
+        for step, own in zip(reading["step_s"], alone, strict=True)
     ]
-    return {**found, "alone_s": list(alone), "slowdown": slowdown}
+    return {**reading, "alone_s": list(alone), "slowdown": slowdown}

@@ -53,14 +53,14 @@ def slowdowns(turns: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
 
 def joined(readings: Sequence[Row]) -> Row:
     """Merge readings of the same jobs: the median of their steps, and the means of the GPU's activity."""
-    found: Row = {}
+    merged: Row = {}
     for name, first in readings[0].items():
         values = [reading[name] for reading in readings if reading.get(name) is not None]
         if isinstance(first, list):
             middle = median if name in _PER_JOB else sum
-            found[name] = [middle(of_job) for of_job in zip(*values, strict=True)]
+            merged[name] = [middle(of_job) for of_job in zip(*values, strict=True)]
         elif isinstance(first, int | float):
-            found[name] = round(sum(values) if name in _SUMS else fmean(values), 4)
+            merged[name] = round(sum(values) if name in _SUMS else fmean(values), 4)
         else:
-            found[name] = first
-    return found
+            merged[name] = first
+    return merged

@@ -191,9 +191,9 @@ class Reading:
     def _read(self) -> dict[str, Any]:
         if self.activity is None or self.ended is None:
             return {}
-        found, taken, steps = self.activity, self.ended - self.began, len(self._ends)
+        activity, taken, steps = self.activity, self.ended - self.began, len(self._ends)
         between = [end - begin for begin, end in zip([self.began, *self._ends], self._ends, strict=False)]
-        energy = found.energy_j
+        energy = activity.energy_j
         return {
             "step_s": round(taken / steps, 6),
             "steps": steps,
@@ -201,17 +201,17 @@ class Reading:
             **self._host_figures(),
             "warm_steps": self.warm_steps,
             "read_s": round(taken, 3),
-            **{name: _rounded(getattr(found, name)) for name in ("gract", "smact", "smocc", "drama", "tensor")},
-            "power_w": _rounded(found.power_w, 1),
+            **{name: _rounded(getattr(activity, name)) for name in ("gract", "smact", "smocc", "drama", "tensor")},
+            "power_w": _rounded(activity.power_w, 1),
             "energy_step_j": None if energy is None else round(energy / steps, 6),
-            "clock_mhz": _rounded(found.clock_mhz, 0),
-            "pcie_rx": _rounded(found.pcie_rx_bps, 0),
-            "pcie_tx": _rounded(found.pcie_tx_bps, 0),
+            "clock_mhz": _rounded(activity.clock_mhz, 0),
+            "pcie_rx": _rounded(activity.pcie_rx_bps, 0),
+            "pcie_tx": _rounded(activity.pcie_tx_bps, 0),
             "cpu_percent": _rounded(self.cpu_percent, 1),
             "host_busy": _rounded(self.host_busy, 2),
             "host_stolen": _rounded(self.host_stolen),
             "ram_bytes": self.ram,
-            **({"unknown_because": found.unknown_because} if found.unknown_because else {}),
+            **({"unknown_because": activity.unknown_because} if activity.unknown_because else {}),
         }
 
     def _host_figures(self) -> dict[str, Any]:
@@ -229,18 +229,18 @@ def of_readings(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
     >>> of_readings(each)
     {'step_s': 2.0, 'smact': 0.3, 'readings': {'step_s': [3.0, 1.0, 2.0], 'smact': [0.2, 0.6, 0.4]}}
     """
-    found = dict(_middle(several, "step_s"))
+    merged = dict(_middle(several, "step_s"))
     if len(several) == 1:
-        return found
+        return merged
     by_host = _middle(several, "host_s")
-    found |= {name: by_host[name] for name in _HOST if name in by_host}
+    merged |= {name: by_host[name] for name in _HOST if name in by_host}
     for name in (*_SHARES, "power_w"):
         read = [one for one in several if one.get(name) is not None]
         if read and name == "power_w":
-            found[name] = round(statistics.fmean(one[name] for one in read), 1)
+            merged[name] = round(statistics.fmean(one[name] for one in read), 1)
         elif read:
-            found[name] = round(statistics.median(one[name] * one["step_s"] for one in read) / found["step_s"], 4)
-    return found | {"readings": {name: [one[name] for one in several] for name in _OF_EACH if name in several[0]}}
+            merged[name] = round(statistics.median(one[name] * one["step_s"] for one in read) / merged["step_s"], 4)
+    return merged | {"readings": {name: [one[name] for one in several] for name in _OF_EACH if name in several[0]}}
 
 
 def _middle(several: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:

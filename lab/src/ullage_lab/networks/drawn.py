@@ -42,11 +42,11 @@ class UNet(nn.Module):
         self.join = nn.ModuleList(block(2 * b, b, kernel) for _, b in ups)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        kept: list[torch.Tensor] = []
+        maps: list[torch.Tensor] = []
         for step in self.down:
-            image = step(image if not kept else nn.functional.max_pool2d(kept[-1], 2))
-            kept.append(image)
-        for up, join, other in zip(self.up, self.join, kept[-2::-1], strict=True):
+            image = step(image if not maps else nn.functional.max_pool2d(maps[-1], 2))
+            maps.append(image)
+        for up, join, other in zip(self.up, self.join, maps[-2::-1], strict=True):
             image = join(torch.cat([up(image), other], 1))
         return image
 
@@ -245,12 +245,12 @@ class Pyramid(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """The sum of all maps, as large as the largest."""
-        kept: list[torch.Tensor] = []
+        maps: list[torch.Tensor] = []
         for step in self.down:
             image = step(image)
-            kept.append(image)
-        size, total, above = kept[0].shape[-2:], torch.zeros((), device=image.device), None
-        for map_, beside, smooth in zip(kept[::-1], self.beside[::-1], self.smooth[::-1], strict=True):
+            maps.append(image)
+        size, total, above = maps[0].shape[-2:], torch.zeros((), device=image.device), None
+        for map_, beside, smooth in zip(maps[::-1], self.beside[::-1], self.smooth[::-1], strict=True):
             here = beside(map_)
             above = here if above is None else here + nn.functional.interpolate(above, here.shape[-2:])
             total = total + nn.functional.interpolate(smooth(above), size)

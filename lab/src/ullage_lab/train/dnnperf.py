@@ -48,7 +48,7 @@ def family(model: str) -> str:
 
 def samples(path: Path, seen: Callable[[], None] = lambda: None) -> list[Sample]:
     """Every run of the file with a measured peak and step time, as a graph; `seen` is called after each."""
-    found = []
+    graphs = []
     for row in read_rows(path):
         if not row.get("peak_reserved") or not row.get("step_s"):
             continue
@@ -56,11 +56,11 @@ def samples(path: Path, seen: Callable[[], None] = lambda: None) -> list[Sample]
         if configuration.inference:
             continue
         truth = torch.tensor([float(row["peak_reserved"]), float(row["step_s"])]).log()
-        found.append(Sample(family(row["model"]), folded(tensors_of(graph_of(configuration))), truth))
+        graphs.append(Sample(family(row["model"]), folded(tensors_of(graph_of(configuration))), truth))
         seen()
-    if not found:
+    if not graphs:
         raise InvalidValue(f"{path} has no line with peak_reserved and step_s")
-    return found
+    return graphs
 
 
 def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: int = 8) -> GraphNetwork:
@@ -94,17 +94,17 @@ def ratios(network: GraphNetwork, held_out: list[Sample]) -> list[tuple[float, f
 
 
 def cross_validate(
-    found: list[Sample], folds: int = FOLDS, epochs: int = EPOCHS, seen: Callable[[], None] = lambda: None
+    graphs: list[Sample], folds: int = FOLDS, epochs: int = EPOCHS, seen: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
     """The errors on families that were not trained on; `seen` is called after each fold."""
-    families = sorted({sample.family for sample in found})
+    families = sorted({sample.family for sample in graphs})
     if len(families) < 2 or folds < 2:
         raise InvalidValue(f"model families and folds must be two or more, got {len(families)} and {folds}")
     fold_of = {name: place % folds for place, name in enumerate(families)}
     met: list[tuple[float, float]] = []
     for fold in range(folds):
-        held_out = [sample for sample in found if fold_of[sample.family] == fold]
-        training = [sample for sample in found if fold_of[sample.family] != fold]
+        held_out = [sample for sample in graphs if fold_of[sample.family] == fold]
+        training = [sample for sample in graphs if fold_of[sample.family] != fold]
         if held_out and training:
             met += ratios(fit(training, epochs), held_out)
         seen()
@@ -136,12 +136,12 @@ def save(network: GraphNetwork, path: Path, card: dict[str, Any]) -> None:
 
 
 def trained(
-    found: list[Sample], data: str, folds: int, epochs: int, seen: Callable[[], None] = lambda: None
+    graphs: list[Sample], data: str, folds: int, epochs: int, seen: Callable[[], None] = lambda: None
 ) -> tuple[GraphNetwork, dict[str, Any]]:
     """The network trained on all samples, and its card with the errors on held-out families."""
     torch.set_num_threads(1)  # sums in one order: the same file comes out again
-    held_out = cross_validate(found, folds, epochs, seen)
-    network = fit(found, epochs)
+    held_out = cross_validate(graphs, folds, epochs, seen)
+    network = fit(graphs, epochs)
     seen()
     card = {
         "data": data,
@@ -150,6 +150,6 @@ def trained(
         "epochs": epochs,
         "folds": folds,
         "held_out": held_out,
-        "trained_on": figures(ratios(network, found)),
+        "trained_on": figures(ratios(network, graphs)),
     }
     return network, card

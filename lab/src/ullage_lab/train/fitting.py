@@ -100,7 +100,7 @@ def _descend(
     """Learn from the first of the `parts`; the second tells when to stop, and which weights are kept."""
     learn, stop = parts
     optimizer = torch.optim.Adam(network.parameters(), lr=schedule.rate, fused=True)
-    best, since, kept = float("inf"), 0, network.state_dict()
+    best, since, state = float("inf"), 0, network.state_dict()
     for epoch in range(schedule.epochs):
         network.train()
         for chosen in learn[torch.randperm(len(learn))].split(schedule.batch):
@@ -110,15 +110,15 @@ def _descend(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        found = _loss(network, rows, classes, stop)
+        stop_loss = _loss(network, rows, classes, stop)
         since += 1
-        if found < best:
-            best, since = found, 0
-            kept = {name: value.clone() for name, value in network.state_dict().items()}
-        notify(f"epoch {epoch + 1}, loss {found:.2f}")
+        if stop_loss < best:
+            best, since = stop_loss, 0
+            state = {name: value.clone() for name, value in network.state_dict().items()}
+        notify(f"epoch {epoch + 1}, loss {stop_loss:.2f}")
         if schedule.patience is not None and since >= schedule.patience:
             break
-    network.load_state_dict(kept)
+    network.load_state_dict(state)
 
 
 def _loss(network: nn.Module, rows: Callable[[torch.Tensor], Any], classes: torch.Tensor, stop: torch.Tensor) -> float:

@@ -25,8 +25,8 @@ def strata(classes: Sequence[int], least: int) -> Indices:
     >>> strata([0, 0, 0, 1, 1, 1, 2], least=3).tolist()
     [0, 0, 0, 1, 1, 1, 1]
     """
-    found = np.asarray(classes, dtype=np.int64)
-    names, counts = np.unique(found, return_counts=True)
+    numbers = np.asarray(classes, dtype=np.int64)
+    names, counts = np.unique(numbers, return_counts=True)
     joined: dict[int, int] = {}
     group, size = 0, 0
     for name, count in zip(names.tolist(), counts.tolist(), strict=True):
@@ -36,7 +36,7 @@ def strata(classes: Sequence[int], least: int) -> Indices:
             group, size = group + 1, 0
     if size and group:  # what is left at the end joins the group before
         joined = {name: min(place, group - 1) for name, place in joined.items()}
-    return np.array([joined[name] for name in found.tolist()], dtype=np.int64)
+    return np.array([joined[name] for name in numbers.tolist()], dtype=np.int64)
 
 
 def held_out(classes: Sequence[int], seed: int, share: float = TEST_SHARE) -> tuple[Indices, Indices]:

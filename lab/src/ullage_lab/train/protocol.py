@@ -70,8 +70,8 @@ class Examples:
     @property
     def versions(self) -> dict[str, str]:
         names = ("torch", "cuda", "cudnn", "driver")
-        found = {name: sorted({str(row[name]) for row in self.rows if row.get(name)}) for name in names}
-        return {name: ", ".join(values) for name, values in found.items() if values}
+        by_name = {name: sorted({str(row[name]) for row in self.rows if row.get(name)}) for name in names}
+        return {name: ", ".join(values) for name, values in by_name.items() if values}
 
 
 def examples_of(rows: Sequence[Mapping[str, Any]]) -> Examples:
@@ -218,7 +218,7 @@ def train(
 
 
 def predicted(network: torch.nn.Module, jobs: SummaryBatch) -> npt.NDArray[np.int64]:
-    return np.concatenate([found.argmax(1) for found in spread_over_bins(network, jobs)])
+    return np.concatenate([scores.argmax(1) for scores in spread_over_bins(network, jobs)])
 
 
 def spread_over_bins(network: torch.nn.Module, jobs: Any) -> list[npt.NDArray[np.floating[Any]]]:

@@ -93,20 +93,20 @@ def _is_turn(turn: Any, jobs: Any) -> bool:
 
 
 def follow(
-    rows: Sequence[Row], kept: Path | None = None, notify: Callable[[str], None] = lambda _: None
+    rows: Sequence[Row], cache: Path | None = None, notify: Callable[[str], None] = lambda _: None
 ) -> dict[str, StepCalls]:
-    """The step of every job, by its id; those that the file `kept` has are not followed again."""
+    """The step of every job, by its id; those that the file `cache` has are not followed again."""
     jobs = {f"job {row['alone']}": row["job"] for row in rows if "alone" in row and "failed" not in row}
-    found = follow_runs([{**job, "id": name} for name, job in jobs.items()], kept, notify)
-    return {name.removeprefix("job "): step for name, step in found.items() if name in jobs}
+    steps = follow_runs([{**job, "id": name} for name, job in jobs.items()], cache, notify)
+    return {name.removeprefix("job "): step for name, step in steps.items() if name in jobs}
 
 
 def _readings(rows: Sequence[Row]) -> dict[Reading, list[Row]]:
-    found: dict[Reading, list[Row]] = {}
+    readings: dict[Reading, list[Row]] = {}
     for row in rows:
         if "failed" not in row and len(row.get("jobs", ())) == 1:
-            found.setdefault((row["session"], row["how"], row["jobs"][0]), []).append(row)
-    return found
+            readings.setdefault((row["session"], row["how"], row["jobs"][0]), []).append(row)
+    return readings
 
 
 def noise(rows: Sequence[Row]) -> dict[str, float]:
@@ -115,7 +115,7 @@ def noise(rows: Sequence[Row]) -> dict[str, float]:
     for (_, how, _), each in _readings(rows).items():
         steps = [row["step_s"][0] for row in each]
         apart.setdefault(how, []).extend(abs(later - steps[0]) / steps[0] for later in steps[1:])
-    return {how: fmean(found) for how, found in apart.items() if found}
+    return {how: fmean(gaps) for how, gaps in apart.items() if gaps}
 
 
 def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
@@ -130,7 +130,7 @@ def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
         for _ in range(_DRAWN_AGAIN):
             again = middle_slowdowns(chance.choices(turns, k=len(turns)))
             moved.setdefault(row["how"], []).extend(abs(new / old - 1) for new, old in zip(again, read, strict=True))
-    return {how: fmean(found) for how, found in moved.items()}
+    return {how: fmean(moves) for how, moves in moved.items()}
 
 
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
@@ -139,7 +139,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
     Which kernels they have, how long each is beside the others, and how long their copies take is predicted: no counter
     tells it.
     """
-    found = {}
+    jobs = {}
     predicted = {name: utilization_of(step, H200) for name, step in steps.items()}
     for key, each in _readings(rows).items():
         if key[2] not in steps:
@@ -147,7 +147,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
         step_s = median(row["step_s"][0] for row in each)
         busy = {name: fmean(row[name] * row["step_s"][0] for row in each) / step_s for name in _SHARES}
         power = fmean(row["power_w"] for row in each)
-        found[key] = Utilization(
+        jobs[key] = Utilization(
             gpu=H200.name,
             step_s=step_s,
             gpu_s=min(1.0, busy.pop("gract")) * step_s,
@@ -164,7 +164,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
             waits=steps[key[2]].waits,
             **{name: min(1.0, share) for name, share in busy.items()},
         )
-    return found
+    return jobs
 
 
 def predicted_alone(
@@ -188,7 +188,7 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
             readings = tuple((row["session"], row["how"], name) for name in row["jobs"])
             if all(reading in alone for reading in readings):
                 several.setdefault(readings, []).append(row)
-    found = []
+    sets = []
     for readings, each in several.items():
         powers = [row["power_w"] for row in each if row.get("power_w") is not None]
         session, how, _ = readings[0]
@@ -196,7 +196,7 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
         turns = [turn for row in each for turn in row.get("turns", ())] or [
             {"step_s": row["step_s"], "alone_s": [alone[reading].step_s for reading in readings]} for row in each
         ]
-        found.append(
+        sets.append(
             MeasuredSet(
                 session=session,
                 how=how,
@@ -206,7 +206,7 @@ def sets_of(rows: Sequence[Row], alone: Jobs) -> list[MeasuredSet]:
                 is_test=any(tests[name] for name in jobs),
             )
         )
-    return found
+    return sets
 
 
 # The fit: a search along one figure after the other, in ever smaller steps. Some make up for each other, so that one
@@ -328,7 +328,7 @@ def lines_of(
         POWER: _power,
     }
     given = {"measured": measured} | ({} if predicted is None else {"predicted": predicted})
-    found = []
+    lines = []
     for how in HOWS:
         for size, belongs in _SIZES.items():
             chosen = [one for one in sets if one.how == how and belongs(len(one.jobs))]
@@ -342,7 +342,7 @@ def lines_of(
                         continue
                     published = PARALLAX[how] if (figure, size) == (SLOWDOWN, "pairs") else None
                     yes = fmean(map(_keeps_speed, test)) if figure == KEEPS_SPEED else None
-                    found.append(
+                    lines.append(
                         SharingLine(
                             figure=figure,
                             how=how,
@@ -355,7 +355,7 @@ def lines_of(
                             published=published,
                         )
                     )
-    return found
+    return lines
 
 
 def loss_spread(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None = None) -> dict[str, float]:
@@ -365,12 +365,12 @@ def loss_spread(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | 
     logarithm of true by predicted: the standard deviation if it were normal, and a few wild readings do not matter.
     Small losses are left out: the noise of a reading is larger.
     """
-    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     for one in sets:
         for predicted, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True):
             if one.is_test and predicted - 1 >= _LEAST_LOSS:
-                found.setdefault(one.how, []).append(math.log(max(true - 1, _LEAST_TRUE_LOSS) / (predicted - 1)))
-    return {how: (quantiles(logs, n=25)[20] - quantiles(logs, n=25)[3]) / 2 for how, logs in found.items() if logs[1:]}
+                ratios.setdefault(one.how, []).append(math.log(max(true - 1, _LEAST_TRUE_LOSS) / (predicted - 1)))
+    return {how: (quantiles(logs, n=25)[20] - quantiles(logs, n=25)[3]) / 2 for how, logs in ratios.items() if logs[1:]}
 
 
 def _slowdown(

@@ -89,7 +89,7 @@ def shipped_lines(examples: Examples, family: str, estimator: str, folder: Path 
 
     Which rows were held out is written in the file of weights. Data in which none of them is found is all unseen.
     """
-    found = []
+    lines = []
     for width in WIDTHS[family, estimator]:
         file = shipped(family, estimator, width * GIB)
         network, card = load(folder / file.name if folder is not None else file)
@@ -102,8 +102,8 @@ def shipped_lines(examples: Examples, family: str, estimator: str, folder: Path 
         if not len(test):
             test = np.arange(len(examples))
         trained = "shipped" if folder is None else str(folder)
-        found += lines_of(examples, family, network, card, test, trained)
-    return found
+        lines += lines_of(examples, family, network, card, test, trained)
+    return lines
 
 
 def retrained_lines(
@@ -117,7 +117,7 @@ def retrained_lines(
     begin: Callable[[str, int], None] = lambda *_: None,
 ) -> list[Table2Line]:
     """The lines of networks that are trained now, with cross-validation, on these data."""
-    found = []
+    lines = []
     for width in WIDTHS[family, estimator]:
         result = train(
             examples,
@@ -129,8 +129,8 @@ def retrained_lines(
             notify=notify,
             begin=begin,
         )
-        found += lines_of(examples, family, result.network, result.card, result.test_rows, "now")
-    return found
+        lines += lines_of(examples, family, result.network, result.card, result.test_rows, "now")
+    return lines
 
 
 def _validation(card: ModelCard) -> float | None:

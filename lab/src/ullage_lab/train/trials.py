@@ -100,7 +100,7 @@ _TRIED = [
 def nearest_formulas(part: Measured) -> list[Formula]:
     """A formula for each problem: of those that are near enough the one that explains most of all problems, or else the
     copies of all tensors times a rounded number."""
-    found = [_NOTHING] * len(part.parts)
+    formulas = [_NOTHING] * len(part.parts)
     left = np.flatnonzero(part.sizes >= _NEGLIGIBLE)
     sizes = part.sizes[left]
     columns = all_columns([part.parts[place] for place in left])
@@ -114,12 +114,12 @@ def nearest_formulas(part: Measured) -> list[Formula]:
         if not counts[best]:
             break
         for place in left[fits[:, best]]:
-            found[place] = _TRIED[best]
+            formulas[place] = _TRIED[best]
         left, fits = left[~fits[:, best]], fits[~fits[:, best]]
     for place in left:
         times = math.log2(part.sizes[place] / all_copies(part.parts[place])) * TIMES_AN_OCTAVE
-        found[place] = _NOTHING._replace(times=round(times) or 1)
-    return found
+        formulas[place] = _NOTHING._replace(times=round(times) or 1)
+    return formulas
 
 
 class TrialTrees(NamedTuple):
@@ -151,11 +151,11 @@ def _questions(direction: str, grown: TrialTrees) -> Iterator[tuple[str, tuple[l
 
 
 def add_trees(
-    found: Mapping[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
+    trials: Mapping[ConvolutionProblem, LargestPlans], out: Path, trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Grow more trees for both questions, which vote together with those in a folder."""
     arrays = read_arrays(out / TRIAL_TREES)
-    for direction, group in by_direction(found):
+    for direction, group in by_direction(trials):
         for name, grown in _questions(direction, _trees_of_trials(group, trees, leaves)):
             before = {part: arrays[part] for part in arrays if part.startswith(f"{name}_")}
             arrays |= beside(name, before, named_arrays(name, *grown))
@@ -185,18 +185,18 @@ def _grow_for(rows: Any, formulas: Sequence[Formula], trees: int, leaves: int) -
 def _guess_trials(grown: TrialTrees, problems: Measured) -> list[tuple[int, int]]:
     """Return the largest plan of each problem, and its possible sizes."""
     rows = feature_rows(problems)
-    found = guess(*grown.others, rows, problems.parts, by_median)
+    guesses = guess(*grown.others, rows, problems.parts, by_median)
     transformed = [place for place, problem in enumerate(problems.problems) if transforms(problem)]
     if grown.transform is not None and transformed:
         parts = [problems.parts[place] for place in transformed]
         for place, other in zip(transformed, guess(*grown.transform, rows[transformed], parts), strict=True):
-            one = found[place]
-            found[place] = one._replace(size=max(one.size, other.size), larger=max(one.larger, other.larger))
-    return [(one.size, one.larger) for one in found]
+            one = guesses[place]
+            guesses[place] = one._replace(size=max(one.size, other.size), larger=max(one.larger, other.larger))
+    return [(one.size, one.larger) for one in guesses]
 
 
 def write_fit(
-    found: Mapping[ConvolutionProblem, LargestPlans],
+    trials: Mapping[ConvolutionProblem, LargestPlans],
     out: Path,
     header: dict[str, Any],
     trees: int,
@@ -207,7 +207,7 @@ def write_fit(
     out.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {}
     tabled: dict[ConvolutionProblem, int] = {}
-    for direction, group in by_direction(found):
+    for direction, group in by_direction(trials):
         grown = _trees_of_trials(group, trees, leaves)
         for name, answer in _questions(direction, grown):
             arrays |= named_arrays(name, *answer)
@@ -228,10 +228,10 @@ def family_of(problem: ConvolutionProblem) -> int:
 
 
 def evaluate_held_out(
-    found: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
+    trials: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Fit trials without every seventh family and say how well the trees do on those; nothing is written."""
-    for direction, group in by_direction(found):
+    for direction, group in by_direction(trials):
         learnt = {one: plans for one, plans in group.items() if family_of(one) % EVERY}
         held = {one: max(plans) for one, plans in group.items() if one not in learnt and max(plans) >= _WORTH_TABLING}
         if not learnt or not held:

@@ -95,19 +95,19 @@ def answers(path: Path) -> Iterator[tuple[ConvolutionProblem, tuple[CandidatePla
 def chosen_workspaces(path: Path) -> dict[ConvolutionProblem, int]:
     """Read the workspace of the plan that PyTorch takes for each problem."""
     chosen = {problem: first(plans, problem, True, False) for problem, plans in answers(path)}
-    return {problem: found.size for problem, found in chosen.items() if found is not None}
+    return {problem: plan.size for problem, plan in chosen.items() if plan is not None}
 
 
-def by_direction(found: Mapping[ConvolutionProblem, Value]) -> Iterator[tuple[str, dict[ConvolutionProblem, Value]]]:
+def by_direction(values: Mapping[ConvolutionProblem, Value]) -> Iterator[tuple[str, dict[ConvolutionProblem, Value]]]:
     """The problems of each direction that has some."""
     for direction in DIRECTIONS:
-        if of_direction := {problem: value for problem, value in found.items() if problem.direction == direction}:
+        if of_direction := {problem: value for problem, value in values.items() if problem.direction == direction}:
             yield direction, of_direction
 
 
-def write_table(path: Path, found: Mapping[ConvolutionProblem, int], header: dict[str, Any]) -> None:
+def write_table(path: Path, workspaces: Mapping[ConvolutionProblem, int], header: dict[str, Any]) -> None:
     """Sorted hashes as steps, which fit 32 bits, and the sizes that are not zero."""
-    rows = sorted((hash_of(problem), size) for problem, size in found.items())
+    rows = sorted((hash_of(problem), size) for problem, size in workspaces.items())
     hashes = np.array([number for number, _ in rows], dtype=np.uint64)
     sizes = np.array([size for _, size in rows], dtype=np.uint64)
     steps = np.diff(hashes, prepend=np.uint64(0))
@@ -132,24 +132,24 @@ def _candidates(part: Measured, chosen: Any) -> Any:
     groups = np.array([row.groups for row in parts], dtype=np.int64)
     copied = [sum(column[:, mode] for column, mode in zip(tensors, modes, strict=True)) for modes in MODES]
     for buffer in _BUFFERS:
-        kept = np.array([row.buffers[buffer] for row in parts], dtype=np.int64)
-        copied.append(np.where((kept == 0) & (buffer in _METHODS), _UNKNOWN, kept))
-    found = []
+        bytes_each = np.array([row.buffers[buffer] for row in parts], dtype=np.int64)
+        copied.append(np.where((bytes_each == 0) & (buffer in _METHODS), _UNKNOWN, bytes_each))
+    codes = []
     for number, copies in enumerate(copied):
         for per_group, constant in enumerate(_PER_GROUP):
             left = sizes - copies - constant * groups
             fits = (left >= 0) & ((per_group == 0) | ((groups > 1) & (left < _SMALL)))
-            found.append(np.where(fits, _pack(number, 0, per_group, 0, left), -1))
+            codes.append(np.where(fits, _pack(number, 0, per_group, 0, left), -1))
             for padding in range(1, 5):
                 count, rest = np.divmod(left, np.maximum(partial[:, padding], 1))
                 known = (partial[:, padding] > 0) & ((padding == 1) | (partial[:, padding] != partial[:, 1]))
                 fits = known & (left > 0) & (count > 0) & (rest < _SMALL) & ((per_group == 0) | (groups > 1))
                 few = fits & (count < _MOST)
-                found.append(np.where(few, _pack(number, padding, per_group, np.minimum(count, _MOST), rest), -1))
+                codes.append(np.where(few, _pack(number, padding, per_group, np.minimum(count, _MOST), rest), -1))
                 for times, factor in enumerate(_SAMPLES):
                     by_batch = fits & (count == factor * batch)
-                    found.append(np.where(by_batch, _pack(number, padding, per_group, _MOST + times, rest), -1))
-    return np.stack(found, 1)
+                    codes.append(np.where(by_batch, _pack(number, padding, per_group, _MOST + times, rest), -1))
+    return np.stack(codes, 1)
 
 
 def _columns(rows: Sequence[tuple[int, ...]], width: int, unknown: int | None = None) -> Any:
@@ -190,16 +190,16 @@ def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
     by_code, first_row = np.argsort(numbers, kind="stable"), np.searchsorted(rows, np.arange(len(codes) + 1))
     first_code = np.concatenate([[0], np.cumsum(counts)])
     left = np.ones(len(codes), dtype=bool)
-    found: list[tuple[Formula, float]] = []
+    formulas: list[tuple[Formula, float]] = []
     while len(counts) and counts.max() >= _LEAST:
         best = min(np.flatnonzero(counts == counts.max()).tolist(), key=lambda number: _plainness(int(values[number])))
         having = rows[by_code[first_code[best] : first_code[best + 1]]]
         explained = having[left[having]]
-        found.append((_unpack(int(values[best])), len(explained) / len(chosen)))
+        formulas.append((_unpack(int(values[best])), len(explained) / len(chosen)))
         left[explained] = False
         gone = np.concatenate([numbers[first_row[row] : first_row[row + 1]] for row in explained])
         counts -= np.bincount(gone, minlength=len(values))
-    return found
+    return formulas
 
 
 def rounded(size: int, parts: Terms) -> Formula:
@@ -349,8 +349,8 @@ def measured_part(rows: Iterable[tuple[ConvolutionProblem, int]]) -> Measured:
 
 def judge(grown: Sequence[Any], formulas: Sequence[Formula], part: Measured) -> dict[str, float]:
     """Return the trees' accuracy: exact, within 1 MiB, the sums of the errors and of the sizes, and the bound."""
-    found = guess(grown, formulas, feature_rows(part), part.parts)
-    guesses, larger = [one.size for one in found], [one.larger for one in found]
+    guessed = guess(grown, formulas, feature_rows(part), part.parts)
+    guesses, larger = [one.size for one in guessed], [one.larger for one in guessed]
     errors = np.abs(np.array(guesses) - part.sizes)
     return {
         "problems": len(guesses),
@@ -375,7 +375,7 @@ def _fit_direction(
 
 
 def write_fit(
-    found: Mapping[ConvolutionProblem, int],
+    workspaces: Mapping[ConvolutionProblem, int],
     out: Path,
     header: dict[str, Any],
     trees: int,
@@ -384,18 +384,18 @@ def write_fit(
 ) -> None:
     """Write the table and the trees into a folder, and say which formulas explain most."""
     out.mkdir(parents=True, exist_ok=True)
-    write_table(out / TABLE, found, header)
+    write_table(out / TABLE, workspaces, header)
     arrays: dict[str, Any] = {}
-    for direction, rows in by_direction(found):
+    for direction, rows in by_direction(workspaces):
         arrays |= named_arrays(direction, *_fit_direction(rows, direction, trees, leaves, say))
     write_arrays(out / trees_of(MEASURED_CAPABILITY), arrays)
 
 
 def evaluate_held_out(
-    found: Mapping[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
+    workspaces: Mapping[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
     """Fit without every seventh layer and say how well the trees do on those layers; nothing is written."""
-    for direction, rows in by_direction(found):
+    for direction, rows in by_direction(workspaces):
         learnt = {problem: size for problem, size in rows.items() if layer_of(problem) % EVERY}
         grown, formulas = _fit_direction(learnt, direction, trees, leaves, say)
         for name, odd in (("odd channels", True), ("multiples of 8", False)):

@@ -75,7 +75,7 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
     trainable = float(row.get("trainable") or parameters)
     numbers = row.get("kept_numbers")
     masks = float(row.get("kept_bytes") or 0) * batch
-    kept = float(row.get("activations") or 0 if numbers is None else numbers) * batch * narrow + masks
+    activations = float(row.get("activations") or 0 if numbers is None else numbers) * batch * narrow + masks
     norms = float(row.get("norm_numbers") or 0) * batch * 2 if amp else 0.0
     widest = max((int(layer["activations"]) for layer in row.get("layers") or ()), default=0) * batch * narrow
     return {
@@ -83,7 +83,7 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
         "gradients": trainable * width,
         "state": trainable * width * STATES.get(name, 2),
         "temporaries": 0.0 if fused or name == ONE_BY_ONE else trainable * width * TEMPORARIES.get(name, 1),
-        "kept": kept + norms,
+        "kept": activations + norms,
         "masks": masks,
         "norms": norms,
         "widest": float(widest),

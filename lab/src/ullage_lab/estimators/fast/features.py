@@ -205,8 +205,8 @@ def _noting(batch: int, seen: _Seen) -> Any:
             parameters = sum(tensor.numel() for tensor in _own(part))
         if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
             seen.layers.pop()  # the same attention, noted without its parameters
-        found = tensors_in(output)
-        seen.layers.append((kind_of(part), found[0].numel() // batch if found else 0, parameters))
+        outputs = tensors_in(output)
+        seen.layers.append((kind_of(part), outputs[0].numel() // batch if outputs else 0, parameters))
 
     return note
 
@@ -231,9 +231,9 @@ def _kind_named(name: str) -> str:
 def _summed(configuration: Model, model: nn.Module, inputs: list[torch.Tensor], seen: _Seen) -> Features:
     batch = configuration.batch_size
     kinds = Counter(kind for kind, _, _ in seen.layers)
-    kept = list(seen.storages.values())
-    numbers = sum(tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in kept if _floats(tensor))
-    others = sum(tensor.untyped_storage().nbytes() for tensor in kept if not _floats(tensor))
+    tensors = list(seen.storages.values())
+    numbers = sum(tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in tensors if _floats(tensor))
+    others = sum(tensor.untyped_storage().nbytes() for tensor in tensors if not _floats(tensor))
     acts = Counter(
         type(part).__name__.lower().removesuffix("activation")
         for part in model.modules()

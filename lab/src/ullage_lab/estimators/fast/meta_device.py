@@ -181,12 +181,12 @@ def _kernels() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import global_decomposition_table
 
     tables = [global_decomposition_table[name] for name in ("meta", "post_autograd", "pre_autograd")]
-    found = {}
+    kernels = {}
     for overload, rule in _RULES.items():
         usual = next((table[overload] for table in tables if overload in table), None)
         if usual is not None:
-            found[overload] = _kernel(rule, usual)
-    return found
+            kernels[overload] = _kernel(rule, usual)
+    return kernels
 
 
 def _kernel(rule: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,10 +229,10 @@ def _rule(*overloads: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _overloads(names: tuple[str, ...]) -> list[Any]:
-    found = [getattr(_ATEN, name) for name in names]
+    packets = [getattr(_ATEN, name) for name in names]
     return [
         getattr(packet, overload)
-        for packet in found
+        for packet in packets
         for overload in ("default", "Scalar")
         if overload in packet.overloads()
     ]

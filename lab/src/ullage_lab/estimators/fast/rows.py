@@ -18,10 +18,10 @@ def row_of(configuration: Model) -> dict[str, Any]:
         raise InvalidValue(f"{configuration.name} does not run: {error_text(error)}") from error
 
 
-def from_features(found: Features) -> dict[str, Any]:
+def from_features(features: Features) -> dict[str, Any]:
     return {
-        **{name: value for name, value in vars(found).items() if name not in ("counts", "inference")},
-        "activations_batch": found.activations * found.batch_size,
-        **{f"count_{kind}": count for kind, count in found.counts.items()},
-        "layers": [{"type": kind, "activations": out, "parameters": own} for kind, out, own in found.layers],
+        **{name: value for name, value in vars(features).items() if name not in ("counts", "inference")},
+        "activations_batch": features.activations * features.batch_size,
+        **{f"count_{kind}": count for kind, count in features.counts.items()},
+        "layers": [{"type": kind, "activations": out, "parameters": own} for kind, out, own in features.layers],
     }

@@ -182,8 +182,8 @@ def _placed(block: ProfiledBlock, trace: CpuTrace) -> Life:
             return Life(block.start, _gradient_end(block, step, trace), block.size, "gradients")
     if block.phase == IN_STEP:
         step = next(step for step in trace.steps if step[1] >= block.start)
-        kept = block.end is None or block.end > step[1]
-        return Life(block.start, None if kept else block.end, block.size, "optimizer")
+        survives = block.end is None or block.end > step[1]
+        return Life(block.start, None if survives else block.end, block.size, "optimizer")
     assert block.phase in (FORWARD, IN_BACKWARD)
     return Life(block.start, block.end, block.size, "activations")
 

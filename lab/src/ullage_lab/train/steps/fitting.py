@@ -254,5 +254,5 @@ def _power(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
     """Watts without work, and for each share of it."""
     full = [run for run in runs if len(run.shares) == len(SHARES)]
     parts = np.array([[1.0, *(run.shares[name] for name in SHARES)] for run in full])
-    found = least_squares(parts, np.array([run.power_w for run in full]))
-    return replace(rates, idle_w=float(found[0]), power=dict(zip(SHARES, map(float, found[1:]), strict=True)))
+    watts = least_squares(parts, np.array([run.power_w for run in full]))
+    return replace(rates, idle_w=float(watts[0]), power=dict(zip(SHARES, map(float, watts[1:]), strict=True)))

@@ -78,8 +78,8 @@ class _Runs:
 
     def on_host(self, each: Floats) -> list[Floats]:
         """Return the host's time for each launch of a step, with the given times of the columns."""
-        found = _named(each, self.alone)
-        return [work.launches.on_host(found["host"], found["host_calls"], work.host) for work in self.works]
+        seconds = _named(each, self.alone)
+        return [work.launches.on_host(seconds["host"], seconds["host_calls"], work.host) for work in self.works]
 
 
 def _columns(run: FollowedRun, which: str, alone: Mapping[str, float]) -> list[float]:
@@ -125,9 +125,9 @@ def _off(runs: _Runs, speed: float, stretch: float) -> float:
 def _named(each: Floats, alone: Mapping[str, float]) -> dict[str, Any]:
     """Seconds for each of HOST_PARTS, and for calls of operators."""
     names = [(which, name) for which, several in _PASSES.items() for name in several]
-    found = {key: float(value) for key, value in zip(names, each, strict=True)}
-    parts = {name: value for (_, name), value in found.items() if name != "calls"} | {**KNOWN_PARTS}
-    calls = {name: found[name.partition(" ")[0], "calls"] * seconds for name, seconds in alone.items()}
+    by_column = {key: float(value) for key, value in zip(names, each, strict=True)}
+    parts = {name: value for (_, name), value in by_column.items() if name != "calls"} | {**KNOWN_PARTS}
+    calls = {name: by_column[name.partition(" ")[0], "calls"] * seconds for name, seconds in alone.items()}
     return {"host": parts, "host_calls": calls}
 
 

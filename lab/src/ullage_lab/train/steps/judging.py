@@ -87,11 +87,11 @@ def host_speed(factors: Sequence[tuple[float, float]]) -> tuple[float, float]:
     length = length - np.log(EVEN_S)
     both = np.column_stack([np.ones(len(length)), length])
     weight, held = np.ones(len(length)), np.diag([0.0, (_OFF / _POWERS) ** 2])
-    found = np.zeros(2)
+    coefficients = np.zeros(2)
     for _ in range(20):
-        found = np.linalg.solve(both.T @ (both * weight[:, None]) + held, both.T @ (weight * factor))
-        weight = 1 / np.maximum(np.abs(factor - both @ found) / _OFF, 1)
-    return float(np.exp(found[0])), float(found[1])
+        coefficients = np.linalg.solve(both.T @ (both * weight[:, None]) + held, both.T @ (weight * factor))
+        weight = 1 / np.maximum(np.abs(factor - both @ coefficients) / _OFF, 1)
+    return float(np.exp(coefficients[0])), float(coefficients[1])
 
 
 def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[tuple[float, float]]:
@@ -198,6 +198,6 @@ def _classes(learn: Sequence[ReadRun], test: Sequence[FollowedRun], predictions:
 
 def _kinds(runs: Sequence[FollowedRun]) -> list[tuple[str, list[FollowedRun]]]:
     names = sorted({run.kind for run in runs})
-    found = [(name, [run for run in runs if run.kind == name]) for name in names]
+    kinds = [(name, [run for run in runs if run.kind == name]) for name in names]
     compiled = [run for run in runs if run.compiled]
-    return [*found, ("compiled", compiled)] if compiled else found
+    return [*kinds, ("compiled", compiled)] if compiled else kinds

@@ -69,7 +69,7 @@ def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
     Machines differ by what passes between two calls of a graph. The first line of a file may say by how much it is
     `shorter_us` there than elsewhere, and that is added.
     """
-    found: dict[str, MeasuredCall] = {}
+    calls: dict[str, MeasuredCall] = {}
     for path in paths:
         shorter = 0.0
         for row in read_rows(path):
@@ -77,10 +77,10 @@ def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
             if row.get("how") in _MEASURED and row.get("gpu_us", 0.0) > _NOTHING_US and "call" in row:
                 work = work_of(unpacked(row["call"]))
                 if work.kind != "transfer":
-                    found[row["id"]] = MeasuredCall(work, 1e-6 * (row["gpu_us"] + shorter), _warps(row))
-    if not found:
+                    calls[row["id"]] = MeasuredCall(work, 1e-6 * (row["gpu_us"] + shorter), _warps(row))
+    if not calls:
         raise InvalidValue(f"there are no operator calls with times in {', '.join(map(str, paths))}")
-    return list(found.values())
+    return list(calls.values())
 
 
 def _warps(row: Mapping[str, Any]) -> float | None:
@@ -126,19 +126,19 @@ def calls_on_host(rates: Iterable[Path], profiles: Path | None) -> dict[str, flo
     operators are named by the pass alone.
     """
     single, profiled = _timed_on_host(rates), _profiled_on_host(profiles)
-    found = {"forward": _USUAL_CALL, "backward": _USUAL_CALL}
+    by_call = {"forward": _USUAL_CALL, "backward": _USUAL_CALL}
     for operator in {word.partition(" ")[0] for word in single} | {name.partition(" ")[2] for name in profiled}:
         for which, other in (("forward", "backward"), ("backward", "forward")):
             seen = profiled.get(f"{which} {operator}", profiled.get(f"{other} {operator}"))
             known = [one for one in (single.get(operator), seen) if one is not None]
             if known:
-                found[f"{which} {operator}"] = sum(known) / len(known)
+                by_call[f"{which} {operator}"] = sum(known) / len(known)
     for word, seconds in single.items():
         operator, _, kind = word.partition(" ")
         for which in ("forward", "backward") if kind else ():
-            whole = found.get(f"{which} {operator}", seconds)
-            found[f"{which} {word}"] = seconds / single.get(operator, whole) * whole
-    return found
+            whole = by_call.get(f"{which} {operator}", seconds)
+            by_call[f"{which} {word}"] = seconds / single.get(operator, whole) * whole
+    return by_call
 
 
 def _timed_on_host(rates: Iterable[Path]) -> dict[str, float]:
@@ -152,13 +152,13 @@ def _timed_on_host(rates: Iterable[Path]) -> dict[str, float]:
                 word = host_word(unpacked(row["call"]) if "call" in row else row)
                 by_machine.setdefault(machine, {}).setdefault(word, []).append(1e-6 * row["host_us"])
     several = sorted(by_machine.values(), key=lambda one: -sum(map(len, one.values())))
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for one in several:
-        shared = [_middle(found[word]) / _middle(taken) for word, taken in one.items() if word in found]
+        shared = [_middle(times[word]) / _middle(taken) for word, taken in one.items() if word in times]
         factor = _middle(shared) if shared else 1.0
         for word, taken in one.items():
-            found.setdefault(word, []).extend(factor * seconds for seconds in taken)
-    return {word: _middle(taken) for word, taken in found.items()}
+            times.setdefault(word, []).extend(factor * seconds for seconds in taken)
+    return {word: _middle(taken) for word, taken in times.items()}
 
 
 def _profiled_on_host(profiles: Path | None) -> dict[str, float]:
@@ -193,10 +193,10 @@ def _profiled(row: Mapping[str, Any]) -> dict[str, list[tuple[float, float | Non
             if grid:  # a copy has none
                 launched[place] += taken
                 warps[place] += taken * resident_warps(grid, *limits)
-    found: dict[str, list[tuple[float, float | None]]] = {}
+    by_operator: dict[str, list[tuple[float, float | None]]] = {}
     for number, taken, whole, weighted in zip(called, on_gpu, launched, warps, strict=True):
-        found.setdefault(names[number], []).append((taken, weighted / whole if whole else None))
-    return found
+        by_operator.setdefault(names[number], []).append((taken, weighted / whole if whole else None))
+    return by_operator
 
 
 def resident_warps(grid: Sequence[int], block: Sequence[int], registers: int | None, shared: int | None) -> float:
@@ -217,14 +217,14 @@ def resident_warps(grid: Sequence[int], block: Sequence[int], registers: int | N
 
 
 def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
-    found = []
+    runs = []
     for row in rows:
         if any(row.get(name) is None for name in READ) or not row["gract"]:
             continue
         configuration = _configuration(row)
         family = family_of({**configuration, "arch": row["arch"]})
         busy, step_s = min(1.0, float(row["gract"])), float(row["step_seconds"])
-        found.append(
+        runs.append(
             ReadRun(
                 id=str(row["id"]),
                 family=family.name,
@@ -240,14 +240,14 @@ def read_alone(rows: Sequence[Mapping[str, Any]]) -> list[ReadRun]:
                 host_passes=_passes(row),
             )
         )
-    if not found:
+    if not runs:
         raise InvalidValue("there are no rows that 'ullage lab measure dataset --utilization' read")
-    return found
+    return runs
 
 
 def _passes(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    found = row.get("host_forward"), row.get("host_backward")
-    return None if found[0] is None or found[1] is None else (float(found[0]), float(found[1]))
+    passes = row.get("host_forward"), row.get("host_backward")
+    return None if passes[0] is None or passes[1] is None else (float(passes[0]), float(passes[1]))
 
 
 def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[FollowedRun]:
@@ -255,8 +255,8 @@ def with_work(runs: Sequence[ReadRun], steps: Mapping[str, StepCalls]) -> list[F
 
 
 def _configuration(row: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(row["configuration"])
-    return found | {"model": Model.from_row(found).name}
+    configuration: dict[str, Any] = json.loads(row["configuration"])
+    return configuration | {"model": Model.from_row(configuration).name}
 
 
 def configurations(rows: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -> list[dict[str, Any]]:
@@ -265,27 +265,27 @@ def configurations(rows: Sequence[Mapping[str, Any]], runs: Sequence[ReadRun]) -
 
 
 def profiled_runs(profiles: Path) -> list[dict[str, Any]]:
-    found = (row for row in read_rows(profiles) if "names" in row)
-    return [{key: value for key, value in row.items() if key not in _OF_PROFILES} for row in found]
+    rows = (row for row in read_rows(profiles) if "names" in row)
+    return [{key: value for key, value in row.items() if key not in _OF_PROFILES} for row in rows]
 
 
 def follow(
-    configurations: Sequence[Mapping[str, Any]], kept: Path | None, notify: Notify = lambda _: None
+    configurations: Sequence[Mapping[str, Any]], cache: Path | None, notify: Notify = lambda _: None
 ) -> dict[str, StepCalls]:
-    """The steps of runs by their ids; those that the file `kept` lacks are followed now, and added to it."""
-    found = {} if kept is None else _kept(kept)
+    """The steps of runs by their ids; those that the file `cache` lacks are followed now, and added to it."""
+    steps = {} if cache is None else _kept(cache)
     for row in configurations:
         name = str(row["id"])
-        if name not in found:
+        if name not in steps:
             try:
-                found[name] = step_of(JobRequest(Model.from_row({**row})))
+                steps[name] = step_of(JobRequest(Model.from_row({**row})))
             except (UllageError, ImportError, MemoryError):
                 continue
-            if kept is not None:
-                with _appending(kept) as file:
-                    file.write(json.dumps({"id": name, "step": _packed(found[name])}) + "\n")
+            if cache is not None:
+                with _appending(cache) as file:
+                    file.write(json.dumps({"id": name, "step": _packed(steps[name])}) + "\n")
         notify(name)
-    return found
+    return steps
 
 
 def _kept(file: Path) -> dict[str, StepCalls]:
