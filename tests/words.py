@@ -1,6 +1,6 @@
 """Refuse words and names that are gone: `python tests/words.py`.
 
-`words.toml` lists phrases, which prose and help texts avoid, and names, which code does not bind.
+`words.toml` lists phrases, which prose and help texts avoid, names, which code does not bind, and exceptions by file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ def prose_faults(text: str, phrases: dict[str, str]) -> Iterator[str]:
     """Yield the line of each refused phrase outside of code, with the word to use instead."""
     plain = CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
     for phrase, instead in phrases.items():
-        for found in phrase_pattern(phrase).finditer(plain):
-            yield f"{plain[: found.start()].count(chr(10)) + 1}: {found[0]!r}; write {instead}"
+        for match in phrase_pattern(phrase).finditer(plain):
+            yield f"{plain[: match.start()].count(chr(10)) + 1}: {match[0]!r}; write {instead}"
 
 
 def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -45,10 +45,10 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
 
 
-def code_faults(text: str, names: dict[str, str]) -> Iterator[str]:
-    """Yield the line of each refused name that a module binds."""
+def code_faults(text: str, names: dict[str, str], allowed: Collection[str] = ()) -> Iterator[str]:
+    """Yield the line of each refused name that a module binds, except those allowed there."""
     for line, name in bound_names(ast.parse(text)):
-        if name in names:
+        if name in names and name not in allowed:
             yield f"{line}: the name {name}; choose {names[name]}"
 
 
@@ -65,17 +65,22 @@ def help_texts() -> Iterator[tuple[str, str]]:
     return walk(all_commands(), "ullage")
 
 
+def refused() -> dict[str, Any]:
+    """Return the refused phrases and names, and the names allowed by file."""
+    return tomllib.loads((ROOT / "tests/words.toml").read_text())
+
+
 def main() -> None:
     """Print each fault, and exit with 1 if there is one."""
-    refused = tomllib.loads((ROOT / "tests/words.toml").read_text())
-    phrases, names = refused["phrases"], refused["names"]
-    faults = [f"`{name} --help`, line {said}" for name, text in help_texts() for said in prose_faults(text, phrases)]
+    phrases, names, allowed = (refused()[part] for part in ("phrases", "names", "allowed"))
+    faults = [f"`{name} --help`, line {fault}" for name, text in help_texts() for fault in prose_faults(text, phrases)]
     for pattern in PAGES:
         for page in sorted(ROOT.glob(pattern)):
-            faults += [f"{page.relative_to(ROOT)}:{said}" for said in prose_faults(page.read_text(), phrases)]
+            faults += [f"{page.relative_to(ROOT)}:{fault}" for fault in prose_faults(page.read_text(), phrases)]
     for folder in SOURCES:
         for file in sorted((ROOT / folder).rglob("*.py")):
-            faults += [f"{file.relative_to(ROOT)}:{said}" for said in code_faults(file.read_text(), names)]
+            path = str(file.relative_to(ROOT))
+            faults += [f"{path}:{fault}" for fault in code_faults(file.read_text(), names, allowed.get(path, ()))]
     print("\n".join(faults) or "no refused words")
     sys.exit(bool(faults))
 

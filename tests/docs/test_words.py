@@ -1,5 +1,6 @@
 """The list of refused words is kept: `python tests/words.py` finds nothing, and would find what is listed."""
 
+import ast
 import subprocess
 import sys
 
@@ -29,3 +30,14 @@ def test_names_are_found_where_they_are_bound():
     assert [*words.code_faults(text, {"told": "reply"})] == ["1: the name told; choose reply"] + [
         "2: the name told; choose reply"
     ]
+
+
+def test_a_name_is_allowed_where_the_list_says_so():
+    text = "kept = found = 1\n"
+    assert [*words.code_faults(text, {"kept": "rows", "found": "path"}, ["kept"])] == ["1: the name found; choose path"]
+
+
+def test_every_allowed_name_is_still_bound_in_its_file():
+    for file, names in words.refused()["allowed"].items():
+        bound = {name for _, name in words.bound_names(ast.parse((words.ROOT / file).read_text()))}
+        assert bound >= {*names}, file
