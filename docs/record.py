@@ -46,16 +46,16 @@ def record(text: str) -> str:
     with contextlib.ExitStack() as stack:
         stages: dict[str, tuple[Path, dict[str, str]]] = {}
 
-        def again(found: re.Match[str]) -> str:
-            commands = [line for line in found[3].splitlines() if line.startswith("$ ")]
-            name = found["slurm"]
+        def again(match: re.Match[str]) -> str:
+            commands = [line for line in match[3].splitlines() if line.startswith("$ ")]
+            name = match["slurm"]
             if name and name not in stages:
                 stack.close()  # one at a time
                 stages.clear()
                 stages[name] = stack.enter_context(slurm_stage(name == "busy slurm"))
             where = stages.get(name) if name else None
             shown = "\n\n".join(f"{command}\n{printed(command[2:], where)}".rstrip() for command in commands)
-            return f"{found[1]}{shown}\n{found[4]}"
+            return f"{match[1]}{shown}\n{match[4]}"
 
         return BLOCK.sub(again, text)
 
