@@ -51,7 +51,7 @@ def test_a_job_of_others_waits_for_a_drain_and_says_why(one):
 
 
 def test_before_it_begins_only_jobs_start_that_are_over_by_then(one):
-    one.client.drain(0, begin=time.time() + 2 * HOUR, until=time.time() + 3 * HOUR, users=[OTHER])
+    one.client.drain(0, begin=time.time() + 2 * HOUR, until=time.time() + 3 * HOUR, allow=[OTHER])
     endless, short = one.submit(), one.submit(time_limit="1h")
     assert one.wait(short)["state"] == "done"
     assert "drained" in reason_of(one, endless, "drained")
@@ -69,9 +69,9 @@ def test_a_coming_drain_keeps_out_jobs_that_might_still_run(one, until):
     assert one.wait(endless)["state"] == "done"
 
 
-@pytest.mark.parametrize("whom", [{"users": [ME]}, {"groups": [MY_GROUP]}, {"users": [OTHER], "groups": [MY_GROUP]}])
+@pytest.mark.parametrize("whom", [[ME], [f"@{MY_GROUP}"], [OTHER, f"@{MY_GROUP}"]])
 def test_jobs_of_those_whom_it_lets_in_may_start(one, whom):
-    one.client.drain(0, until=time.time() + HOUR, **whom)
+    one.client.drain(0, until=time.time() + HOUR, allow=whom)
     assert one.wait(one.submit())["state"] == "done"
 
 
@@ -80,7 +80,7 @@ def test_a_drain_that_is_made_while_jobs_wait_holds_for_them_too(one):
     one.wait(first, "running")
     second = one.submit()
     reason_of(one, second, "GPU")
-    one.client.drain("0", until=time.time() + HOUR, users=[OTHER])
+    one.client.drain("0", until=time.time() + HOUR, allow=[OTHER])
     one.go()
     assert one.wait(first)["state"] == "done", "who runs there goes on"
     assert "drained" in reason_of(one, second, "drained")
@@ -90,7 +90,7 @@ def test_a_drain_that_is_made_while_jobs_wait_holds_for_them_too(one):
 
 def test_a_drain_ends_by_itself(make_here):
     here = make_here()
-    here.call("drain", gpu=0, until=time.time() + HOUR, users=[OTHER])
+    here.call("drain", gpu=0, until=time.time() + HOUR, allow=[OTHER])
     job = here.submit("true")
     here.until(lambda: "drained" in (here.job(job)["reason"] or ""), "a reason")
     here.moved = 2 * HOUR
@@ -102,8 +102,8 @@ def test_a_drain_ends_by_itself(make_here):
     ("asked", "message"),
     [
         ({"gpu": 7}, "the GPU must be named by index or UUID, got '7'"),
-        ({"users": ["nobody-at-all"]}, "this system has no user 'nobody-at-all'"),
-        ({"groups": ["no-such-group"]}, "this system has no group 'no-such-group'"),
+        ({"allow": ["nobody-at-all"]}, "this system has no user 'nobody-at-all'"),
+        ({"allow": ["@no-such-group"]}, "this system has no group 'no-such-group'"),
         ({"until": 1000.0}, "a drain must not be over"),
         ({"begin": 1000.0, "until": 2000.0}, "a drain must not be over"),
         ({"begin": 4e9, "until": 4e9}, "a drain must not be over"),
@@ -112,7 +112,7 @@ def test_a_drain_ends_by_itself(make_here):
 )
 def test_what_makes_no_sense_is_refused(common, asked, message):
     with pytest.raises(InvalidValue, match=message):
-        common.client.drain(**{"gpu": 0, "users": [OTHER], **asked})
+        common.client.drain(**{"gpu": 0, "allow": [OTHER], **asked})
     assert drains(common.client) == []
 
 
@@ -138,7 +138,7 @@ def test_two_drains_of_a_gpu_for_a_time_do_not_overlap(common):
 def test_only_operators_drain(make_here):
     here = make_here()
     stranger = Caller(4242, 4242, "stranger", False)
-    for verb, arguments in (("drain", {"gpu": 0, "users": [OTHER]}), ("resume", {"gpu": 0})):
+    for verb, arguments in (("drain", {"gpu": 0, "allow": [OTHER]}), ("resume", {"gpu": 0})):
         with pytest.raises(NotAllowed, match="operators may"):
             here.call_as(stranger, verb, arguments)
 
@@ -148,7 +148,7 @@ def test_over_http_it_is_the_same(home):
     home.start()
     where = home.client.call("api")
     with Client(url=where["url"], token=where["token"]) as remote:
-        made = remote.drain("0", "demo/1", until=time.time() + HOUR, users=[OTHER])
+        made = remote.drain("0", "demo/1", until=time.time() + HOUR, allow=[OTHER])
         home.until(lambda: drains(remote) == drains(home.client) == [made["text"]], "the drain")
         assert remote.resume(0)["text"] == "" and not remote.resume(0, later=True)["drained"]
         home.until(lambda: drains(remote) == [], "its end")

@@ -28,7 +28,7 @@ def drain(
     reason: Annotated[str, option_of(verbs.Reason, "TEXT")] = "",
     begin: Annotated[str | None, option(f"Start of the drain: {START_FORMS}.", "--from TIME", default="now")] = None,
     until: Annotated[str | None, option("End of the drain.", "TIME", default="'ullage admin resume'")] = None,
-    allow: Annotated[list[str] | None, option("User or group that may still start jobs.", "USER|@GROUP")] = None,
+    allow: Annotated[list[str] | None, option_of(verbs.Allowed, "USER|@GROUP")] = None,
     as_json: Json = False,
 ) -> None:
     """Keep new jobs off GPUs, now or for a time. Running jobs continue.
@@ -43,9 +43,7 @@ def drain(
     """
     now = time.time()
     begins, ends = (None if text is None else parse_start(text, now) for text in (begin, until))
-    users = [name for name in allow or () if not name.startswith("@")]
-    groups = [name[1:] for name in allow or () if name.startswith("@")]
-    answers = [Client().drain(gpu, reason, begins, ends, users, groups) for gpu in gpus]
+    answers = [Client().drain(gpu, reason, begins, ends, allow or ()) for gpu in gpus]
     if as_json:
         print_json(answers)
         return

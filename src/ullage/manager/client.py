@@ -333,15 +333,13 @@ class Client:
         reason: str = "",
         begin: float | None = None,
         until: float | None = None,
-        users: Sequence[str] = (),
-        groups: Sequence[str] = (),
+        allow: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Give a GPU no new jobs but those of some users and groups; those that run there go on. For operators.
+        """Give a GPU no new jobs but those of some users and groups (`@NAME`), for operators. Running jobs go on.
 
         Times are seconds since 1970: from now on by default, and until it is resumed.
         """
-        users, groups = list(users), list(groups)
-        return dict(self.call("drain", gpu=gpu, reason=reason, begin=begin, until=until, users=users, groups=groups))
+        return dict(self.call("drain", gpu=gpu, reason=reason, begin=begin, until=until, allow=list(allow)))
 
     def resume(self, gpu: int | str, later: bool = False) -> dict[str, Any]:
         """Give a drained GPU new jobs again; with `later`, take back what is to be drained at another time too."""

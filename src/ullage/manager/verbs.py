@@ -18,6 +18,8 @@ User = Annotated[str | None, Field(max_length=200, description="Show only this u
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS, description="Maximum number of rows.")]
 Attempt = Annotated[int | None, Field(ge=1, le=2**31, description="Attempt to print.")]
 Reason = Annotated[str, Field(max_length=200, description="Reason to show in 'ullage queue --show-gpus'.")]
+_ALLOWED = Field(max_length=1000, description="User or group that may still start jobs.")
+Allowed = Annotated[list[Annotated[str, Field(max_length=200)]] | None, _ALLOWED]
 Later = Annotated[bool, Field(description="Also cancel drains that have not begun.")]
 Everybody = Annotated[bool, Field(description="Show the tokens of all users (operators only).")]
 TokenName = Annotated[str, Field(max_length=80, description="Name of the token.")]

@@ -32,7 +32,7 @@ class Drains:
         self._context, self._store = context, context.store
 
     def drain(
-        self, gpu: str | int, reason: str, begin: float | None, until: float | None, users: list[str], groups: list[str]
+        self, gpu: str | int, reason: str, begin: float | None, until: float | None, allow: list[str]
     ) -> dict[str, Any]:
         """Drain a GPU; a drain for all without an end replaces another such one."""
         now, device = self._context.clock(), self._context.slot_reader.named(gpu)
@@ -41,8 +41,8 @@ class Drains:
             gpu=device.id,
             begin=now if begin is None else begin,
             until=until,
-            users=tuple(users),
-            groups=tuple(groups),
+            users=tuple(name for name in allow if not name.startswith("@")),
+            groups=tuple(name[1:] for name in allow if name.startswith("@")),
             reason=plain(reason)[:200],
         )
         there = [each for each in self._store.history.drains(now) if each.gpu == new.gpu]

@@ -62,7 +62,6 @@ _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 # What orders take, with the limits that hold for everybody.
 Offset = Annotated[int, Field(ge=0, le=2**60, description="without the first ones")]
 Moment = Annotated[float | None, Field(ge=0, le=1e11, description="seconds since 1970")]
-Names = Annotated[list[Annotated[str, Field(max_length=200)]] | None, Field(max_length=1000)]
 
 
 class Orders:
@@ -370,13 +369,12 @@ class Orders:
         reason: verbs.Reason = "",
         begin: Moment = None,
         until: Moment = None,
-        users: Names = None,
-        groups: Names = None,
+        allow: verbs.Allowed = None,
     ) -> dict[str, Any]:
-        """No new jobs for a GPU (by index or UUID), but those of some users and groups; those that are there go on.
-        With times, no job is started before that might still run then."""
+        """No new jobs for a GPU (by index or UUID), but those of some users and groups (`@NAME`); those that are there
+        go on. With times, no job is started before that might still run then."""
         self._check_operator(caller, "drain or resume a GPU")
-        return self._drains.drain(gpu, reason, begin, until, users or [], groups or [])
+        return self._drains.drain(gpu, reason, begin, until, allow or [])
 
     def resume(self, caller: Caller, gpu: verbs.GPUReference, later: verbs.Later = False) -> dict[str, Any]:
         """New jobs for a GPU again; with `later`, what is to be drained at another time is not."""
