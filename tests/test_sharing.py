@@ -10,8 +10,7 @@ import pytest
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu
-from ullage.performance.alone import utilization_of
-from ullage.performance.kernels import groups_of, parts_of
+from ullage.performance.alone import groups_of, parts_of, utilization_of
 from ullage.performance.result import KernelGroup, Utilization
 from ullage.performance.sharing import Sharing, load, share_of
 from ullage.performance.step import StepCalls

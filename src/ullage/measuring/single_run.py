@@ -75,11 +75,6 @@ def process_memory() -> int | None:
     return ProcessMemory(torch.cuda.get_device_properties(0).uuid).read()
 
 
-def _outside() -> int | None:
-    taken = process_memory()
-    return None if taken is None else taken - torch.cuda.memory_reserved()
-
-
 def _save_history(file: Path) -> int:
     events = torch.cuda.memory._snapshot()["device_traces"][0]
     events = [event for event in events if event["action"] in _ACTIONS]
@@ -105,7 +100,8 @@ def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None
         torch.cuda.synchronize()
         times.append(time.perf_counter())
         after.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
-        outside.append(_outside())
+        taken = process_memory()
+        outside.append(None if taken is None else taken - torch.cuda.memory_reserved())
         ends.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
 
     try:

@@ -63,7 +63,7 @@ class Utilization:
     A stage of a pipeline waits `bubble_s` seconds for the others. So many ranks have samples of their own
     (`data_ranks`), as their samplers say.
 
-    `kernel_groups` are its kernels by their length (`performance.kernels`), where the calls of a step are known.
+    `kernel_groups` are its kernels by their length (`performance.alone`), where the calls of a step are known.
     `kernels` counts calls, of which some are several kernels.
     """
 

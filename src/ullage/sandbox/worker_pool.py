@@ -201,19 +201,15 @@ def _fork_for_guards(channel: FdChannel, imported: recording.Reads, idle: float,
     wanted: list[Any] = [channel, *([] if end is None else [end])]
     while channel in select.select(wanted, [], [], idle)[0]:
         received = channel.receive()
-        if received is None or not _is_current(imported):
+        with recording.paused():
+            is_current = imported.same_files()
+        if received is None or not is_current:
             return
         guard = FdChannel(received[1][0])
         if os.fork() == 0:
             channel.close()
             _serve(guard, imported)
         guard.close()
-
-
-def _is_current(imported: recording.Reads) -> bool:
-    """Return whether the imports would read the same again."""
-    with recording.paused():
-        return imported.same_files()
 
 
 def _serve(guard: FdChannel, imported: recording.Reads) -> None:

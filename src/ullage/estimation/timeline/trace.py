@@ -84,7 +84,9 @@ class Trace:
         self.places = np.array([(operators[name], module, part) for name, module, part in table], np.int32)
         self.steps = np.array(card.progress.ends, np.int64)
         self.reserved = np.array(memory.reserved_at, np.int64).reshape(-1, 2)
-        self.events = _without_last_repetitions(np.array(self._events, np.int64).reshape(-1, 4))
+        events = np.array(self._events, np.int64).reshape(-1, 4)
+        of_run = np.flatnonzero(events[:, 3] >= 0)  # those after the last repeat an iteration: the allocator settles
+        self.events = events[: of_run[-1] + 1] if len(of_run) else events[:0]
         self.peaks = np.array([memory.peak_clock, memory.peak_reserved_clock], np.int64)
 
     def to_bytes(self) -> bytes:
@@ -98,9 +100,3 @@ class Trace:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             values = {name: file[name] for name in _ARRAYS} | json.loads(str(file["about"]))
         vars(self).update(values)
-
-
-def _without_last_repetitions(events: Array) -> Array:
-    """Drop the events of the repetitions of the last iteration that let the allocator settle."""
-    of_run = np.flatnonzero(events[:, 3] >= 0)
-    return events[: of_run[-1] + 1] if len(of_run) else events[:0]

@@ -49,6 +49,7 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
     """Return a job; with `whole`, also its command, folder and names of variables. If it is not `mine`, nothing that
     may quote its command or output."""
     request = job.request if whole and mine else job.spec["asked"]
+    is_poisonous = job.state is State.HELD and job.crashes >= MOST_CRASHES
     shown: dict[str, Any] = {
         "id": job.id,
         "name": job.name,
@@ -70,18 +71,13 @@ def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine:
         "cause": job.cause,
         "detail": job.detail if mine else None,
         "exit_code": job.exit_code,
-        "reason": _why_it_waits(job, reason),
+        "reason": job.detail if is_poisonous else reason or _REASONS.get(job.state),
     }
     if whole and mine:
         variables = request.get("env") or job.spec.get("variables", [])
         shown |= {name: request.get(name) for name in _OF_REQUEST} | {"env": sorted(variables)}
         shown["breakdown"] = None if job.breakdown is None else json.loads(job.breakdown)
     return shown
-
-
-def _why_it_waits(job: JobRecord, reason: str | None) -> str | None:
-    poisonous = job.state is State.HELD and job.crashes >= MOST_CRASHES
-    return job.detail if poisonous else reason or _REASONS.get(job.state)
 
 
 def attempt_shown(attempt: AttemptRecord, mine: bool) -> dict[str, Any]:

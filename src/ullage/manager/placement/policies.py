@@ -74,7 +74,6 @@ def policy(name: str, summary: str, **traits: Any) -> Callable[[Rank], Rank]:
 
 
 def policies() -> tuple[str, ...]:
-    """Return the names of all policies."""
     return tuple(POLICIES)
 
 

@@ -43,7 +43,6 @@ class Waiting(NamedTuple):
 
     @property
     def request(self) -> SlotRequest:
-        """Return the job's request."""
         return self.at_the_end.plan.policy.request(self.details, self.at_the_end.rules)
 
     @property

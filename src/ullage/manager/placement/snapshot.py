@@ -21,7 +21,6 @@ class HostShare(NamedTuple):
     memory: int = 0
 
     def plus(self, other: "HostShare") -> "HostShare":
-        """Return the sum."""
         return HostShare(self.cores + other.cores, self.memory + other.memory)
 
     def minus(self, other: "HostShare") -> "HostShare":

@@ -120,7 +120,8 @@ class _Engine:
         self.last = -1  # the GPU that got the last job
         self.accounts = UsageAccounts(scenario.half_life_s) if rules.fair else None
         self.horizon = rules.window + self.world.monitor_delay_s + (self.world.reading_s or 0.0)  # how far back it sees
-        self.reads_every = self._reads_every()
+        usual = 1.0 if len(self.cards) <= MOST_SERIES else 30.0
+        self.reads_every = usual if self.world.reading_s is None else self.world.reading_s
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self.order = itertools.count()
@@ -149,11 +150,6 @@ class _Engine:
         names = names if self.scenario.foresight else set()
         known = [[kind.alone[name].smact for name in names if name in kind.alone] for kind in self.kinds]
         return [max(shares, default=None) for shares in known]
-
-    def _reads_every(self) -> float:
-        if self.world.reading_s is not None:
-            return self.world.reading_s
-        return 1.0 if len(self.cards) <= MOST_SERIES else 30.0
 
     # The clock.
 

@@ -176,7 +176,6 @@ class SimulationResult:
 
     @property
     def name(self) -> str:
-        """Return the run's name."""
         return self.scenario.name
 
     @functools.cached_property

@@ -121,8 +121,9 @@ def files(
     by_type = {each.type: each.shards_per_gpu for each in groups}
     most = {"": max(by_type.values()), **by_type}
     largest = max((each.gpu for each in groups), key=lambda card: card.usable)
+    beside = Path(sys.executable).parent / "ullage"
     values = {
-        "ULLAGE": _ullage(),
+        "ULLAGE": str(beside) if beside.exists() else f"{sys.executable} -m ullage",  # by which all users reach it
         "SHARDS": "{" + ", ".join(f'["{name}"] = {count}' for name, count in most.items()) + "}",
         "GPUS": str(max(each.count for each in groups)),
         "MEMORY": str(largest.usable),
@@ -139,12 +140,6 @@ def files(
     scripts = _SCRIPTS.values() if sharing == "mps" else ()
     unit = [UNIT] if systemd else []
     return contents | {name: _filled(name, values) for name in (*LUA.values(), *scripts, *unit)}
-
-
-def _ullage() -> str:
-    """The command by which every user of the cluster reaches this Ullage."""
-    beside = Path(sys.executable).parent / "ullage"
-    return str(beside) if beside.exists() else f"{sys.executable} -m ullage"
 
 
 def _filled(name: str, values: Mapping[str, str]) -> str:

@@ -69,15 +69,9 @@ def gpu_request(values: Mapping[str, str]) -> GpuRequest:
     factors = {"gpus": 1 / nodes, "gpus-per-node": 1.0, "gpus-per-task": float(on_node), "gpus-per-socket": 1.0}
     given = tuple(name for name in GPU_OPTIONS if values.get(name) not in (None, "", "0"))
     for name in given:
-        count, kind = _count_and_type(values[name])
-        kinds += [kind] if kind else []
-        per_node = max(per_node or 0, -int(-count * factors[name] // 1))
+        listed = parse_gres(",".join(f"gpu:{part}" for part in values[name].split(",")))  # 2, a100:2, or several
+        kinds += [each.type for each in listed if each.type]
+        per_node = max(per_node or 0, -int(-sum(each.count for each in listed) * factors[name] // 1))
     if not gres and not given:
         return GpuRequest(nodes=nodes)
     return GpuRequest(per_node, kinds[0] if kinds else None, nodes, shards, given)
-
-
-def _count_and_type(text: str) -> tuple[int, str | None]:
-    """`2`, `a100:2`, or several with commas."""
-    resources = parse_gres(",".join(f"gpu:{part}" for part in text.split(",")))
-    return sum(each.count for each in resources), next((each.type for each in resources if each.type), None)

@@ -1,22 +1,38 @@
 """A job on its way to Slurm: what is read from its script, what it will ask for, and the words for sbatch."""
 
+import asyncio
+import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.jobs.slurm_words import read_words
-from ullage.manager.core.estimates import EstimateAnswer, reason_of
+from ullage.home import home
+from ullage.jobs.job_files import make_job
+from ullage.manager.core.estimates import (
+    EstimateAnswer,
+    EstimateQuestion,
+    EstimateRequest,
+    Estimates,
+    key_of,
+    reason_of,
+)
+from ullage.manager.running.launcher import write_whole
+from ullage.manager.settings import EstimateSettings
 from ullage.manager.slurm.batch_script import BatchScript, BatchTraining, Hints, read_batch, read_file
 from ullage.manager.slurm.commands import parse_gres, read_comment, write_comment
-from ullage.manager.slurm.estimating import TIMEOUT, estimate_training
 from ullage.manager.slurm.sbatch_options import GpuRequest, gpu_request
 from ullage.manager.slurm.site import GpuKind, Site, read_site
 from ullage.manager.slurm.sizing import GpuNeed, Sizing, size
 from ullage.performance.result import Utilization
 from ullage.units import format_bytes
 
+TIMEOUT = 300.0  # seconds for one script
+_GRACE = 40.0  # seconds more until its process is ended: a script that was stopped has an estimate too
 _NO_GPU = "never used the GPU"  # in the note of a script that ran to its end and made nothing on a GPU
 _MOST_SCRIPTS = 8  # of one batch script that are estimated
 _GIVEN_TWICE = (
@@ -121,6 +137,58 @@ def _needs(
         if needs[-1].upper is None:
             break
     return needs, all_answers
+
+
+def estimate_training(training: BatchTraining, gpu: str, network: bool, timeout: float) -> EstimateAnswer:
+    """How much memory a script takes on a GPU: made as the daemon makes estimates of jobs, with the user's rights. The
+    answer is kept in the user's folder until one of its inputs changes."""
+    rules = EstimateSettings(timeout=timeout + _GRACE, network=network)
+    questions = [EstimateQuestion.of_script(training.command, {**training.ranks, "timeout": timeout})]
+    where = {"cwd": training.folder, "env": training.environment}
+    job = make_job({"command": [training.command.source], **where}, "the script")
+    request = EstimateRequest(
+        key=key_of(job, os.getuid(), rules.estimator, [gpu], questions),
+        uid=os.getuid(),
+        estimator=rules.estimator,
+        questions=questions,
+        gpus=[gpu],
+        env=training.environment,
+        cwd=training.folder,
+        conda=None,
+        rights={},
+    )
+    file = home() / "slurm" / "answers" / f"{request.key}.json"
+    answer = asyncio.run(_answer_to(replace(request, cached=_kept(file, request)), rules))
+    if answer.reads is not None and not answer.cached:
+        _keep(file, answer)
+    return answer
+
+
+async def _answer_to(request: EstimateRequest, rules: EstimateSettings) -> EstimateAnswer:
+    answered = asyncio.get_running_loop().create_future()
+    estimates = Estimates(rules, lambda ids, request, answer: answered.set_result(answer))
+    try:
+        estimates.want(request.key, request)
+        answer: EstimateAnswer = await answered
+        return answer
+    finally:
+        await estimates.close()
+
+
+def _kept(file: Path, request: EstimateRequest) -> list[EstimateAnswer]:
+    """Return the answer in a file if it is for the same variables; the service compares the files."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        answer = EstimateAnswer.from_dict(json.loads(file.read_bytes()))
+        if answer.reads is not None and answer.reads.same_variables(request.variables):
+            return [answer]
+    return []
+
+
+def _keep(file: Path, answer: EstimateAnswer) -> None:
+    """Keep an answer for the next time. Where that is not possible it is asked again."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(file, answer.to_dict(), mode=0o600)
 
 
 def _need(kind: GpuKind, trainings: Sequence[BatchTraining], answers: Sequence[EstimateAnswer]) -> GpuNeed:

@@ -395,7 +395,6 @@ class JobStore:
         return [(row["used"], row["elapsed"]) for row in rows]
 
     def keep_run(self, key: str, used: int, elapsed: float) -> None:
-        """Keep what a run took."""
         with self.transaction():
             self._now.add(
                 "INSERT INTO runs (key, used, elapsed, ended) VALUES (?, ?, ?, ?)", (key, used, elapsed, self._clock())

@@ -49,7 +49,9 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     _remember_preference(replacements, "blas")
     # Weights are flattened for cuDNN where there is a rule that says what that takes.
     replacements.put(torch, "_use_cudnn_rnn_flatten_weight", lambda: _FLATTEN in RULES or _FLATTEN in HANDLERS)
-    _put_plan_cache(replacements)
+    manager: Any = torch.backends.cuda.cufft_plan_cache
+    before, manager.caches[:] = list(manager.caches), [_PlanCache()]
+    replacements.on_undo(lambda: manager.caches.__setitem__(slice(None), before))
 
 
 def _keep_switches(replacements: Replacements) -> None:
@@ -94,9 +96,3 @@ class _PlanCache:
 
     def clear(self) -> None:
         """Nothing to clear."""
-
-
-def _put_plan_cache(replacements: Replacements) -> None:
-    manager: Any = torch.backends.cuda.cufft_plan_cache
-    before, manager.caches[:] = list(manager.caches), [_PlanCache()]
-    replacements.on_undo(lambda: manager.caches.__setitem__(slice(None), before))

@@ -12,6 +12,7 @@ from ullage.virtual.state import GPUState
 MOST_REPEATED_CALLS = 200_000  # allocator calls; a second's work
 QUIET_REPETITIONS = 2
 MOST_REPETITIONS = 20
+MOST_STEPS = 30
 MOST_UNLIKE = 4  # iterations of equal sizes whose frees cannot be repeated
 LEAST_GROWTH = MIB  # bytes an iteration that are worth a note
 
@@ -22,13 +23,11 @@ class MemoryConverged(BaseException):
 
 class ConvergenceWatch:
     """Watches a run until its requests repeat; pass `after_step` to `Progress.on_step`. It watches `steps` to
-    `most_steps` optimizer steps; `foresee` (`Progress.foresee`) may extrapolate the last of `steps`."""
+    `MOST_STEPS` optimizer steps; `foresee` (`Progress.foresee`) may extrapolate the last of `steps`."""
 
-    def __init__(
-        self, gpu: GPUState, steps: int = 3, most_steps: int = 30, foresee: Callable[[], bool] | None = None
-    ) -> None:
+    def __init__(self, gpu: GPUState, steps: int = 3, foresee: Callable[[], bool] | None = None) -> None:
         self._gpu, self._foresee = gpu, foresee
-        self._steps, self._most_steps = steps, max(steps, most_steps)
+        self._steps, self._most_steps = steps, max(steps, MOST_STEPS)
         self._marks: list[int] = [len(gpu.memory.requests)]
         self._in_use: list[int] = [0]
         self._unlike = self._held_back = 0
