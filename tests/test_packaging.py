@@ -67,7 +67,7 @@ def test_every_optional_package_is_in_the_extra_of_its_message() -> None:
     assert packages(LAB["dependencies"]) == {*LABS, "ullage==0.1.0", "psutil"} - {"ullage_lab"}
     for package, extra in EXTRAS.items():
         assert package in packages(extras[extra])
-    assert str(MissingPackage("polars", "data sets")).endswith("type: pip install ullage-lab")
+    assert str(MissingPackage("polars", "data sets")).endswith("type: pip install ./lab  # in a clone of Ullage")
 
 
 def test_an_estimate_needs_no_extra(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_type(tmp_path: Path, word
 def test_what_the_lab_has_says_that_it_is_missing(tmp_path: Path, words: list[str]) -> None:
     done = without_extras(tmp_path, *words)
     assert done.returncode in (1, 2)
-    assert done.stderr.count("\n") == 1 and "pip install ullage-lab" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and "pip install ./lab  # in a clone of Ullage" in done.stderr, done.stderr
 
 
 def test_the_wheel_is_whole_and_keeps_its_budget(tmp_path: Path) -> None:

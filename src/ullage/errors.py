@@ -84,8 +84,8 @@ EXTRAS = {
 }
 
 
-# Packages that come with `pip install ullage-lab`, and it itself.
-LAB = "ullage-lab"
+# What pip installs the lab from, as long as it is not on PyPI; and the packages that come with it, and it itself.
+LAB = "./lab  # in a clone of Ullage"
 LABS = ("lightgbm", "polars", "sklearn", "ullage_lab")
 
 

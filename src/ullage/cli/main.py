@@ -112,7 +112,7 @@ class Commands(PlainGroup):
 
 
 def _missing_lab(context: typer.Context) -> None:
-    """Compare, measure and train estimators: comes with ullage-lab."""
+    """Compare, measure and train estimators. To install it, type: pip install ./lab  # in a clone of Ullage"""
     raise UllageError(f"the lab is a package of its own; type: pip install {LAB}")
 
 

@@ -93,7 +93,7 @@ def _others() -> dict[str, EntryPoint]:
 def check_name(name: str) -> None:
     """Refuse a name that no estimator has, without importing PyTorch."""
     if name not in HOMES and name not in estimators():
-        more = "" if _others() else f"; pip install {LAB} brings those of the literature"
+        more = "" if _others() else f"; for those of the literature, type: pip install {LAB}"
         raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()) + more)
 
 
