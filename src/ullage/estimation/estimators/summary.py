@@ -84,7 +84,8 @@ def moved(batch: Any) -> Any:
 
 def read_summary(text: str) -> LayerSummary:
     """Read the text that torchsummary or torchinfo printed."""
-    rows = _torchsummary_rows(text) or _torchinfo_rows(text)
+    lines = [row for row in map(_TORCHSUMMARY.match, text.splitlines()) if row]
+    rows = [(row[1], _first_shape(row[2]), _whole(row[3])) for row in lines] or _torchinfo_rows(text)
     if not rows:
         raise InvalidValue(
             "a summary must be the text that torchsummary or torchinfo print, with the columns layer, output shape "
@@ -97,14 +98,9 @@ def read_summary(text: str) -> LayerSummary:
     return LayerSummary(layers, parameters, batches.pop() if len(batches) == 1 else None)
 
 
-def _torchsummary_rows(text: str) -> list[tuple[str, list[int], int]]:
-    matches = (_TORCHSUMMARY.match(line) for line in text.splitlines())
-    return [(row[1], _first_shape(row[2]), _whole(row[3])) for row in matches if row]
-
-
 def _torchinfo_rows(text: str) -> list[tuple[str, list[int], int]]:
     """Read the rows, except those of modules that contain others (deeper rows follow)."""
-    matches = [row for row in (_TORCHINFO.match(line) for line in text.splitlines()) if row]
+    matches = [row for row in map(_TORCHINFO.match, text.splitlines()) if row]
     depths = [len(row[1]) for row in matches] + [0]
     rows = []
     for place, row in enumerate(matches):

@@ -77,7 +77,9 @@ def launched(words: Sequence[str]) -> Launched:
                 return Launched(srun_words.rest, refusal=f"it runs in a container (srun --{image})")
             folder = srun_words.values.get("chdir", folder)
             left, srun = list(srun_words.rest), srun_words.values
-            ranks = *_ranks_of_slurm(srun_words.values), SLURM
+            tasks, nodes = tasks_and_nodes(srun)
+            is_known = "ntasks" in srun or "ntasks-per-node" in srun
+            ranks = tasks if is_known else None, nodes if tasks % nodes == 0 else 1, SLURM
         elif name == "env":
             left = _without_options(left[1:], ("-u", "-C", "-S"))
             while left and re.match(r"[A-Za-z_]\w*=", left[0]):
@@ -121,12 +123,6 @@ def _ranks_of_mpi(options: Mapping[str, str]) -> tuple[int | None, int]:
     hosts = options.get("H", options.get("host", options.get("hosts", ""))).split(",")
     each = _number(options, "npernode", "N", "ppn", "perhost", "ntasks-per-node") or (int(by[1]) if by else None)
     return _on_machines(_number(options, "np", "n", "c"), each, len(hosts))
-
-
-def _ranks_of_slurm(options: Mapping[str, str]) -> tuple[int | None, int]:
-    tasks, nodes = tasks_and_nodes(options)
-    is_known = "ntasks" in options or "ntasks-per-node" in options
-    return tasks if is_known else None, nodes if tasks % nodes == 0 else 1
 
 
 def _on_machines(ranks: int | None, each: int | None, machines: int) -> tuple[int | None, int]:

@@ -165,7 +165,9 @@ class OperatorCalls:
             self._distinct.append(seen)
             self._operators.add(seen.operator)
         if len(self.stream) > _MOST_CALLS:
-            self._begin_anew()
+            self._marks = [self._now(0)]
+            self._dropped += len(self.stream)
+            del self.stream[:]
         return number
 
     def add(self, number: int) -> None:
@@ -273,11 +275,6 @@ class OperatorCalls:
 
     def _described(self, number: int) -> dict[str, Any]:
         return self._distinct[number // len(PASSES)].to_dict(PASSES[OUTSIDE], _tf32())
-
-    def _begin_anew(self) -> None:
-        self._marks = [self._now(0)]
-        self._dropped += len(self.stream)
-        del self.stream[:]
 
     def _now(self, calls: int) -> _Mark:
         return _Mark(calls, self.modules, _sequence(), self.on_host, self.cpu_bytes, self.samples, _tf32())
