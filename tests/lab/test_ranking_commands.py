@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from tests.commands import ROW, ullage
 
-from ullage.errors import UllageError
+from ullage.errors import InvalidValue, UllageError
 from ullage.hardware import gpu as ullage_gpu
+from ullage_lab.cli import evaluate
 from ullage_lab.cli.ranking import RankingPlan, estimator_list, rank_estimators
 
 
@@ -129,3 +130,9 @@ def test_what_no_estimator_can_do_is_said_once(words, text):
     answer = ullage("lab", "compare", *words)
     assert answer.returncode == 2
     assert text in answer.stderr and len(answer.stderr.strip().splitlines()) == 1
+
+
+def test_scores_without_the_shipped_data_say_what_to_type(monkeypatch, tmp_path):
+    monkeypatch.setattr(evaluate, "SHIPPED_DATA", tmp_path / "missing.parquet")
+    with pytest.raises(InvalidValue, match="ullage lab evaluate gpumemnet --data FILE"):
+        evaluate.evaluate_gpumemnet([], None, retrain=False, as_json=False)

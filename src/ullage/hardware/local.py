@@ -60,11 +60,11 @@ def driver_version(nvml: Any = None) -> str | None:
 
 def _handles(nvml: Any) -> Iterator[Any]:
     for index in range(nvml.nvmlDeviceGetCount()):
-        card = _asked(nvml, "nvmlDeviceGetHandleByIndex", index)
+        card = _query(nvml, "nvmlDeviceGetHandleByIndex", index)
         if card is not None:
-            in_mig_mode, _pending = _asked(nvml, "nvmlDeviceGetMigMode", card) or (0, 0)  # `None` before Ampere
-            places = range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", card) or 0 if in_mig_mode else 0)
-            handles = [_asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", card, place) for place in places]
+            in_mig_mode, _pending = _query(nvml, "nvmlDeviceGetMigMode", card) or (0, 0)  # `None` before Ampere
+            places = range(_query(nvml, "nvmlDeviceGetMaxMigDeviceCount", card) or 0 if in_mig_mode else 0)
+            handles = [_query(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", card, place) for place in places]
             yield from [handle for handle in handles if handle is not None] or [card]
 
 
@@ -72,12 +72,12 @@ def _described(nvml: Any, handle: Any) -> GPU:
     device_name = nvml_text(nvml.nvmlDeviceGetName(handle))
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     known = in_catalogue(device_name, memory)
-    uuid = _asked(nvml, "nvmlDeviceGetUUID", handle)
+    uuid = _query(nvml, "nvmlDeviceGetUUID", handle)
     uuid = None if uuid is None else nvml_text(uuid)
     if known is not None:
         reserved = known.memory - known.usable
         return replace(known, memory=memory, usable=max(memory - reserved, 0), uuid=uuid)
-    capability = _asked(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    capability = _query(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
     capability = None if capability is None else (int(capability[0]), int(capability[1]))
     usable, reckoned = derived_usable(memory, capability)
     return GPU(
@@ -105,7 +105,7 @@ def _plain(device_name: str) -> str:
     return device_name.casefold().removeprefix("nvidia ").strip()
 
 
-def _asked(nvml: Any, question: str, *arguments: Any) -> Any:
+def _query(nvml: Any, question: str, *arguments: Any) -> Any:
     try:
         return getattr(nvml, question)(*arguments)
     except nvml.NVMLError:

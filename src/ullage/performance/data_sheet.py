@@ -3,7 +3,7 @@
 Three models of time stand side by side, each fitted with its own figures: figures of one quantity differ because they
 were fitted together with others. To change one means to fit its model again.
 
-- *rates*: `performance/`, the time of a step on an idle host (`ullage train utilization`, single calls and runs, H200).
+- *rates*: `performance/`, the time of a step on an idle host (`ullage lab train utilization`, calls and runs, H200).
 - *launches*: `virtual/memory/launch_clock.py`, how far the GPU is behind its host. The times of all requests of 14
   trainings with FSDP1, alone on an H200 (benchmarks/results/many-ranks.md).
 - *choices*: `virtual/compiler/inductor.py`, which of a few kernels Inductor selects. Not timed: only large differences

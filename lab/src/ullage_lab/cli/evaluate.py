@@ -142,7 +142,7 @@ def _data_files(method: str, given: list[Path]) -> list[Path]:
     if not given and not SHIPPED_DATA.is_file():
         raise InvalidValue(
             "give --data: a Parquet file of 'ullage lab data clean', or the authors' table "
-            f"(ullage evaluate {method} --data FILE); the project's own is in its source, benchmarks/data"
+            f"(ullage lab evaluate {method} --data FILE); the project's own is in its source, benchmarks/data"
         )
     return given or [SHIPPED_DATA]
 

@@ -81,7 +81,7 @@ class GraphRecorder(TorchDispatchMode):
         self._allocator = allocator
         self._numbers: dict[int, int] = {}
         self._references: list[StorageWeakRef] = []  # an address that is referred to is not used again
-        self._kept: list[torch.UntypedStorage] = []
+        self._storages: list[torch.UntypedStorage] = []
         self._alive: dict[int, int] = {}
         self._known: set[int] = set()  # storages that a working operator has read or made
         self._places = 0  # working operators, and the storages that they found there
@@ -102,7 +102,7 @@ class GraphRecorder(TorchDispatchMode):
             number = self._numbers[reference.cdata] = len(self._references)
             self._references.append(reference)
             if self._allocator is not None:
-                self._kept.append(storage)
+                self._storages.append(storage)
             self.graph.sizes[number] = storage.nbytes()
             if tensor.is_floating_point():
                 self.graph.floating.add(number)

@@ -289,7 +289,7 @@ class RunningJobGuard:
         self, context: ManagerContext, attempts: AttemptTracker, makes_room: Callable[[AttemptRecord], bool]
     ) -> None:
         self._context, self._attempts, self._makes_room = context, attempts, makes_room
-        self._asked: dict[str, float] = {}  # when it was last asked whether an attempt makes room, by token
+        self._ask_times: dict[str, float] = {}  # when it was last asked whether an attempt makes room, by token
 
     def look(self) -> None:
         """Check all running jobs. `makes_room` needs a pass over the queue, so it is asked about one job a time."""
@@ -299,11 +299,11 @@ class RunningJobGuard:
             if job.state is State.RUNNING:
                 self._memory(job, attempt)
                 if self._slot_is_over(job, attempt):
-                    past.append((self._asked.get(attempt.token, 0.0), job, attempt))
+                    past.append((self._ask_times.get(attempt.token, 0.0), job, attempt))
         if past:
             _, job, attempt = min(past, key=lambda each: each[0])
-            self._asked = {each.token: self._asked.get(each.token, 0.0) for _, _, each in past}
-            self._asked[attempt.token] = time.monotonic()
+            self._ask_times = {each.token: self._ask_times.get(each.token, 0.0) for _, _, each in past}
+            self._ask_times[attempt.token] = time.monotonic()
             if self._makes_room(attempt):
                 lead = self._context.checkpoint_lead(job.option("checkpoint_lead"))
                 self._attempts.stop(job, "slot-end", f"its time slot ends; it has {lead:g} s to save itself")

@@ -100,7 +100,7 @@ def cases(sources: Sequence[TraceSource], scenarios: Sequence[Scenario], seeds: 
 def run_cases(wanted: Sequence[Case], workers: int = 1, cache: Path | None = None) -> Iterator[CaseOutcome]:
     """Run cases in processes and yield each as it is done, with its error if it fails. Cases in the file `cache` are
     not run again; new ones are added."""
-    known = {} if cache is None else _kept(cache)
+    known = {} if cache is None else _cached_figures(cache)
     left = []
     for case in wanted:
         if cache is not None and case.key in known:
@@ -173,7 +173,7 @@ def _work(pipe: Any) -> None:
             return
 
 
-def _kept(file: Path) -> dict[str, Figures]:
+def _cached_figures(file: Path) -> dict[str, Figures]:
     try:
         return {row["key"]: Figures.from_dict(row["figures"]) for row in rows_so_far(file)}
     except (KeyError, TypeError):

@@ -158,7 +158,7 @@ def estimate_training(training: BatchTraining, gpu: str, network: bool, timeout:
         rights={},
     )
     file = home() / "slurm" / "answers" / f"{request.key}.json"
-    answer = asyncio.run(_answer_to(replace(request, cached=_kept(file, request)), rules))
+    answer = asyncio.run(_answer_to(replace(request, cached=_cached_answers(file, request)), rules))
     if answer.reads is not None and not answer.cached:
         _keep(file, answer)
     return answer
@@ -175,7 +175,7 @@ async def _answer_to(request: EstimateRequest, rules: EstimateSettings) -> Estim
         await estimates.close()
 
 
-def _kept(file: Path, request: EstimateRequest) -> list[EstimateAnswer]:
+def _cached_answers(file: Path, request: EstimateRequest) -> list[EstimateAnswer]:
     """Return the answer in a file if it is for the same variables; the service compares the files."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         answer = EstimateAnswer.from_dict(json.loads(file.read_bytes()))

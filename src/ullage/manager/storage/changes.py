@@ -149,7 +149,7 @@ class SpecUse:
             "JOIN specs s ON s.id = j.spec_id WHERE j.ended IS NULL GROUP BY s.id"
         )
         self._live: Counter[int | None] = Counter({row["id"]: row["jobs"] for row in rows})
-        self._kept: dict[int | None, tuple[int, int]] = {row["id"]: (row["uid"], row["size"]) for row in rows}
+        self._specs: dict[int | None, tuple[int, int]] = {row["id"]: (row["uid"], row["size"]) for row in rows}
         self._bytes: Counter[int] = Counter()
         self._jobs: Counter[int] = Counter()
         for row in rows:
@@ -183,13 +183,13 @@ class SpecUse:
         owners = {job.spec_id: job.uid for job in changes.jobs.values()} if changes.specs else {}
         for spec_id, uid in owners.items():
             if spec_id in changes.specs:
-                self._kept[spec_id] = (uid, len(stored(changes.specs[spec_id])))
-                self._bytes[uid] += self._kept[spec_id][1]
+                self._specs[spec_id] = (uid, len(stored(changes.specs[spec_id])))
+                self._bytes[uid] += self._specs[spec_id][1]
         for number, more in self._more(changes, jobs).items():
             self._live[number] += more
             if not self._live[number]:
                 del self._live[number]
-                uid, size = self._kept.pop(number, (0, 0))
+                uid, size = self._specs.pop(number, (0, 0))
                 self._bytes[uid] -= size
 
     def _more(self, changes: Changes, jobs: Mapping[int, JobRecord]) -> Counter[int | None]:

@@ -33,7 +33,7 @@ class ObjectMessages:
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
-        self._kept = 0
+        self._packed_bytes = 0
         self._taken: Counter[str] = Counter()
         self.sent: dict[str, list[bytes]] = {}
         self.received: dict[str, list[bytes]] = {}
@@ -60,9 +60,9 @@ class ObjectMessages:
         packed = b""
         with contextlib.suppress(Exception):  # whatever their own code raises
             packed = pickle.dumps(objects)
-        if self._kept + len(packed) > _MOST_KEPT:
+        if self._packed_bytes + len(packed) > _MOST_KEPT:
             packed = b""
-        self._kept += len(packed)
+        self._packed_bytes += len(packed)
         self.sent.setdefault(what, []).append(packed)  # with an empty one in the place of what is not kept
 
     def hear(self, what: str) -> list[Any] | None:

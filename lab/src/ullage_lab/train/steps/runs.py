@@ -273,7 +273,7 @@ def follow(
     configurations: Sequence[Mapping[str, Any]], cache: Path | None, notify: Notify = lambda _: None
 ) -> dict[str, StepCalls]:
     """The steps of runs by their ids; those that the file `cache` lacks are followed now, and added to it."""
-    steps = {} if cache is None else _kept(cache)
+    steps = {} if cache is None else _cached_steps(cache)
     for row in configurations:
         name = str(row["id"])
         if name not in steps:
@@ -288,7 +288,7 @@ def follow(
     return steps
 
 
-def _kept(file: Path) -> dict[str, StepCalls]:
+def _cached_steps(file: Path) -> dict[str, StepCalls]:
     """Return the steps of a file to which more are added; a file of another kind stays unchanged."""
     rows = rows_so_far(file)
     if any("id" not in row or "step" not in row for row in rows):
