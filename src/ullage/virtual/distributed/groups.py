@@ -27,9 +27,7 @@ from ullage.virtual.state import GPUState
 
 _c10d: Any = torch._C._distributed_c10d if torch.distributed.is_available() else None
 _NCCL_VERSION = 2, 28, 9  # of PyTorch 2.11, whose NCCL was measured
-_ONE_OF_MANY = (
-    "rank {rank} of {size} was followed; the others were taken to have the same shapes, and to send what this one does"
-)
+_ONE_OF_MANY = "rank {rank} of {size} was followed; the others are assumed to have the same shapes and to send the same"
 _CONNECTIONS = (
     "what NCCL takes outside PyTorch's allocator to reach other ranks was counted by the sizes in its source, for "
     "machines that are sold with this GPU; it was not measured"
