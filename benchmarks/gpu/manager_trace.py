@@ -355,30 +355,21 @@ def print_kept(paths: list[Path]) -> None:
             print(f"{trace}, seed {seed}:")
         for run in runs:
             print(line(run, runs[0]))
-        print_speeds(runs)
+        if trace is not None:
+            print_speeds(runs)
     if None not in {trace for trace, _ in same}:
         print_compared(list(same.values()))
 
 
-def step_s(job: dict[str, Any]) -> float | None:
-    """Seconds of a step between the first and the last one, without validation and saving."""
-    printed = job["told"]
-    if "last_step" not in printed or printed["steps"] < 2:
-        return None
-    begin, end = printed["first_step"], printed["last_step"]
-    between = [pair for key in ("evaluated", "saved") for pair in printed.get(key, ()) if pair[1] <= end]
-    return (end - begin - sum(last - first for first, last in between)) / (printed["steps"] - 1)
-
-
 def print_speeds(runs: list[dict[str, Any]]) -> None:
     """The speeds that jobs kept in runs with a `min_speed`, where an `exclusive` run tells their speeds alone."""
-    alone = next((run for run in runs if run["run"] == "exclusive"), None)
-    for run in runs if alone is not None else ():
-        if "min_speed" in run["run"]:
-            steps = [(step_s(job), step_s(other)) for job, other in zip(alone["each"], run["each"], strict=True)]
-            shares = sorted(one / other for one, other in steps if one and other)
-            listed = ", ".join(f"{share:.0%}" for share in shares)
-            print(f"{run['run']}: of their speed alone, {len(shares)} jobs kept {listed}")
+    from simulated_reality import job_phases
+
+    steps = {run["run"]: [each.step for each in job_phases(run["each"])] for run in runs}
+    for name in steps if "exclusive" in steps else ():
+        if "min_speed" in name:
+            shares = sorted(alone / beside for alone, beside in zip(steps["exclusive"], steps[name], strict=True))
+            print(f"{name}: of their speed alone, jobs kept {', '.join(f'{share:.0%}' for share in shares)}")
 
 
 def print_compared(traces: list[list[dict[str, Any]]]) -> None:

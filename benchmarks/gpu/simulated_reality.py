@@ -113,19 +113,24 @@ class Recorded:
         return self.gap is None
 
     @property
+    def label(self) -> str:
+        return f"{self.name}, seed {next(iter(self.runs.values()))['seed']}" if self.named else self.name
+
+    @property
     def named(self) -> bool:
         """Whether its jobs are scripts of the traces with names: they validate, save and wait for data."""
         return any("trace" in row for row in self.runs.values())
 
+    def settings(self, run: str) -> dict[str, Any]:
+        """The settings of `manager_trace.py` that differ for a run such as "magm/monitoring.window=10s"."""
+        changes = own_name(run).partition("+")[0].split("/")[1:] if self.named else []
+        values = [each.partition("=")[::2] for each in changes]
+        return {name.rpartition(".")[2]: None if value == "off" else parse_duration(value) for name, value in values}
+
     def rules(self, run: str) -> Rules:
-        """The settings of `manager_trace.py` for a run, such as "magm/monitoring.window=10s"."""
-        if not self.named:
-            return RULES
-        changes = [each.partition("=") for each in own_name(run).partition("+")[0].split("/")[1:]]
-        values = {
-            name.rpartition(".")[2]: None if value == "off" else parse_duration(value) for name, _, value in changes
-        }
-        return replace(Rules(), **values)
+        values = self.settings(run)
+        values.pop("min_speed", None)  # of jobs, not of the site
+        return replace(Rules(), **values) if self.named else RULES
 
     def of_all_runs(self, key: str) -> list[Any]:
         """What its runs have, and after it what the runs of the first trace with predictions have."""
@@ -348,13 +353,13 @@ class Replays:
 
     def __init__(self, traces: Sequence[Recorded]) -> None:
         self.traces = traces
-        self.known = {each.name: Knowledge(each, [other for other in traces if other is not each]) for each in traces}
+        self.known = {id(each): Knowledge(each, [other for other in traces if other is not each]) for each in traces}
 
     def simulated(
         self, recorded: Recorded, run: str, by_policy: bool, world: World = WORLD, policy: str | None = None
     ) -> SimulationResult:
         """One run, under its own policy or another one; a job has the number of its place in the trace."""
-        known, played = self.known[recorded.name], recorded.played(run)
+        known, played = self.known[id(recorded)], recorded.played(run)
         own, _, sharing = own_name(run).partition("+")
         policy = policy or own.partition("/")[0]
         kinds = {
@@ -378,6 +383,7 @@ class Replays:
             policy=policy if by_policy else "magm",
             estimator="ullage" if by_policy and policy != "exclusive" else "none",
             rules=recorded.rules(run) if by_policy else ALL_FIT,
+            min_speed=recorded.settings(run).get("min_speed"),
             world=world,
             sharing=sharing or "timeslice",
             foresight=recorded.in_detail,  # the manager of the first traces had no predictions
@@ -505,7 +511,7 @@ def main() -> None:
         for each in these:
             offs = [off(ours, real) for ours, real in zip(each.ours, each.real, strict=True)]
             both = [f"{real:.1f} / {ours:.1f}" for ours, real in zip(each.ours[:2], each.real[:2], strict=True)]
-            name = f"{each.recorded.name} | {each.run}"
+            name = f"{each.recorded.label} | {each.run}"
             print(f"| {name} | {both[0]} | {offs[0]} | {both[1]} | {offs[1]} | {offs[2]} |")
         print()
         for number, name in enumerate(("makespan", "completion")):
@@ -515,7 +521,7 @@ def main() -> None:
     for each in replays.traces:
         for run in sorted(each.current):
             same, pairs = replays.same_order(each, run)
-            print(f"{each.name}, {run}: {same} of {pairs} pairs of jobs were placed in the simulated order")
+            print(f"{each.label}, {run}: {same} of {pairs} pairs of jobs were placed in the simulated order")
     print()
     print("| when jobs could start in | magm, measured | magm, simulated | ullage as it is, simulated |")
     print("|---|---|---|---|")
@@ -524,7 +530,7 @@ def main() -> None:
             if run.startswith("magm") and run in each.current:
                 both = [replays.again(each, run, by_policy=True, policy=policy) for policy in ("magm", "ullage")]
                 cells = [f"{one.makespan_s:.1f} s, {one.completion_s:.1f} s" for one in (measured(each, run), *both)]
-                print(f"| {each.name}, {run} | {' | '.join(cells)} |")
+                print(f"| {each.label}, {run} | {' | '.join(cells)} |")
     print()
     for known, wanted, real, ours in from_histories(named(replays.traces, DETAILED.stem)):
         print(f"from the history of {known}: {wanted} {real:.1f} / {ours:.1f} s, {off(ours, real)}")

@@ -69,7 +69,7 @@ def test_jobs_are_placed_in_the_order_in_which_they_were(replays):
 def test_a_trace_is_judged_by_what_others_tell(replays):
     """Without its own records, the phases and steps of its jobs are known from other traces."""
     for recorded in replays.traces:
-        known = replays.known[recorded.name]
+        known = replays.known[id(recorded)]
         assert known.timed and not any(each in known.timed for each in recorded.timed)
 
 
@@ -150,9 +150,20 @@ def test_who_won_on_the_traces_that_were_played_later():
         ("small-known", 4946): {"ullage": [38, 36], ten: [37, 37], "magm": [64]},
         ("small-known", 6758): {"ullage+mps": [37], f"{ten}+mps": [49], "magm+mps": [103]},
         ("small-light", 9378): {"ullage": [77], ten: [82], "magm": [83], "exclusive": [102]},
-        ("large-heavy", 1224): {"ullage": [74], ten: [84]},
-        ("long-heavy", 4558): {"ullage": [67], ten: [69]},
+        ("small-known", 1233): {"ullage": [35], ten: [35], "exclusive": [207], "ullage/placing.min_speed=0.7": [77]},
+        ("small-heavy", 2983): {
+            "ullage+mps": [32, 30],
+            f"{ten}+mps": [48, 47],
+            "magm+mps": [66],
+            "exclusive": [138],
+        },
+        ("large-heavy", 1224): {"ullage": [74], ten: [84], "magm": [129]},
+        ("large-heavy", 3509): {"ullage+mps": [58], f"{ten}+mps": [68]},
+        ("long-heavy", 4558): {"ullage": [67], ten: [69], "magm": [73]},
+        ("long-heavy", 3551): {"ullage+mps": [43], f"{ten}+mps": [62]},
+        ("long-known", 1948): {"ullage+mps": [57], f"{ten}+mps": [57]},
         ("overbooked", 9796): {"ullage": [51], ten: [56], "magm": [59]},
+        ("overbooked", 9639): {"ullage+mps": [44], f"{ten}+mps": [55]},
     }
 
 
