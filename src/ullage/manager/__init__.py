@@ -1,6 +1,6 @@
-"""The resource manager: runs many jobs on shared GPUs and loses none.
+"""The resource manager: runs many jobs on shared GPUs, and loses none of them.
 
-`core/` decides, `storage/` remembers, `running/` starts processes, `api/` listens, and `client.py` talks to it all.
+`core/` decides, `storage/` is the database, `running/` starts processes, `api/` answers requests of `client.py`.
 """
 
 import sys

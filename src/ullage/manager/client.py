@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     _What = JobSpec | Sequence[str] | str | os.PathLike[str]
 
 _OVER = ("done", "failed", "cancelled")
-_REST = 4.0  # times as long as an answer took, until it is asked for again
-_EVENT_WAIT, _LOG_WAIT = 5.0, 0.5  # seconds that one request for events may wait, for ends and for output
+_REST = 4.0  # pause before the next request, as a multiple of the time that the last answer took
+_EVENT_WAIT, _LOG_WAIT = 5.0, 0.5  # seconds that a request may wait for events, and for output
 
 
 class Client:
-    """Talks to the daemon of this home, of another one, or with `url` and `token` to any daemon that serves its API.
+    """A client of the daemon of this or another home, or with `url` and `token` of any daemon that serves its API.
 
         with ullage.manager.Client() as manager:
             [job] = manager.submit(["python", "train.py"], memory="12GiB")
             print(manager.wait(job)["state"], manager.logs(job))
 
-    Errors are `UllageError`s. Not covered: several threads at once.
+    Errors are `UllageError`s. A client is not thread-safe.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Client:
             self._transport = Transport(None if home is None else Path(home), timeout)
 
     def call(self, verb: str, wait: float = 0.0, **arguments: Any) -> Any:
-        """Send any order of `ullage.manager.core.orders.Orders`; the methods below do this for the usual ones.
+        """Send any order of `ullage.manager.core.orders.Orders`; the methods below cover the usual ones.
 
-        With `wait`, an answer to `events` or `estimated` may take that many seconds to come.
+        With `wait`, the daemon may wait that many seconds for news before it answers `events` or `estimated`.
         """
         return self._transport.call(verb, wait, arguments)
 
@@ -74,14 +74,14 @@ class Client:
     def dry_run(
         self, what: "_What", *, env: Mapping[str, str] | None = None, expected: str | None = None, **options: Any
     ) -> dict[str, Any]:
-        """What would become of a job if it were submitted now, as for `submit`; nothing is stored or started.
+        """Return whether and where a job would start if you submitted it now, as for `submit`; store and start nothing.
 
-        `expected` is the id of an estimate of its command (`estimate`): what it would need and how fast it would be.
+        `expected` is the id of an estimate of its command (`estimate`), which gives its memory and speed.
         """
         return self.dry_run_spec(self._complete(what, env, options), expected)
 
     def dry_run_spec(self, spec: "JobSpec", expected: str | None = None) -> dict[str, Any]:
-        """Try out a complete job."""
+        """Dry-run a complete job."""
         return dict(self.call("dry_run", job=spec.to_dict(), estimate=expected))
 
     def _complete(self, what: "_What", env: Mapping[str, str] | None, options: dict[str, Any]) -> "JobSpec":
@@ -102,9 +102,9 @@ class Client:
         return make_job({"command": list(what), **options}, "the job")
 
     def submit_spec(self, spec: "JobSpec", key: str | None = None, patience: float = 0.0) -> dict[str, Any]:
-        """Submit a complete job as it is. Returns the daemon's whole answer: jobs, state, promise and notes.
+        """Submit a complete job unchanged. Returns the daemon's whole answer: jobs, state, promise and notes.
 
-        Where no answer comes, it is sent again for up to `patience` seconds; that never makes a second job.
+        If no answer comes, sends the job again for up to `patience` seconds; this never makes a second job.
         """
         key = key or secrets.token_hex(16)
         deadline = time.monotonic() + patience
@@ -123,8 +123,8 @@ class Client:
             print(answer["estimates"][0]["upper"])
 
         The question has a `model`, a `script` (its text) with `args`, or a `command`; and `options`, `gpu` (one name or
-        several), `estimator`, `cwd`, `env`, `venv`, `conda`, `details` (`EstimateSpec`). The answer is kept under its
-        `id`; `estimated` gives it again. Raises `TimeoutError` if it takes longer than `timeout` seconds.
+        several), `estimator`, `cwd`, `env`, `venv`, `conda`, `details` (`EstimateSpec`). The daemon stores the answer
+        under its `id`; `estimated` returns it again. Raises `TimeoutError` if it takes longer than `timeout` seconds.
         """
         deadline = _deadline(timeout)
         answer = dict(self.call("estimate", question=question))
@@ -138,52 +138,52 @@ class Client:
         return answer
 
     def estimated(self, id: str, wait: float = 0.0) -> dict[str, Any]:
-        """An estimate that was asked for, by its id; its answer may take `wait` seconds to come."""
+        """Return an estimate that you requested, by its id; wait up to `wait` seconds for its result."""
         return dict(self.call("estimated", wait, estimate=id))
 
     def cancel_estimate(self, id: str) -> None:
-        """Give up an estimate that you asked for and that is not there yet."""
+        """Cancel an estimate that you requested and that is not finished."""
         self.call("cancel_estimate", estimate=id)
 
     def estimates(self, limit: int = 50) -> list[dict[str, Any]]:
-        """The estimates that you asked for without a job, the newest first, without the answers."""
+        """Return the estimates that you requested without a job, newest first, without their results."""
         return list(self.call("estimates", limit=limit))
 
     def queue(self, user: str | None = None, limit: int | None = None, offset: int = 0) -> list[dict[str, Any]]:
-        """The jobs that are not over, or a page of them."""
+        """Return the unfinished jobs, or a page of them."""
         return list(self.call("queue", user=user, limit=limit, offset=offset))
 
     def folded_queue(
         self, user: str | None = None, limit: int | None = None, offset: int = 0, live: bool = False
     ) -> dict[str, Any]:
-        """The same in few rows: jobs of an array that wait in the same state are one.
+        """Return the queue in fewer rows: jobs of an array that wait in the same state share one.
 
-        A row is the first of its jobs, with how many it stands for in `jobs` and their `indices`. Beside the `rows`:
-        `all_rows`, and how many `jobs` there are, also by `states`.
+        A row is its first job, with the number of `jobs` that it stands for and their `indices`. Besides the `rows`:
+        `all_rows`, and the number of `jobs`, also by `states`.
         """
         return dict(self.call("folded_queue", user=user, limit=limit, offset=offset, live=live))
 
     def history(self, limit: int = 50, user: str | None = None) -> list[dict[str, Any]]:
-        """The jobs that are over, the latest first."""
+        """Return the finished jobs, the latest first."""
         return list(self.call("history", limit=limit, user=user))
 
     def jobs(self, job: int | str) -> list[dict[str, Any]]:
-        """Everything about the jobs that a reference means: `17`, `12_3`, `12_all` or a name."""
+        """Return all details of the jobs that a reference means: `17`, `12_3`, `12_all` or a name."""
         return list(self.call("status", job=job))
 
     def memory(self, job: int | str) -> dict[str, Any]:
-        """The memory of a job over time: for each of its `attempts`, from `begin` (seconds since 1970) on, the bytes
-        that it held on one GPU (`values`), every `step` seconds; `None` where nobody looked."""
+        """Return the memory of a job over time: for each of its `attempts`, from `begin` (seconds since 1970) on, the
+        bytes that it held on one GPU (`values`), every `step` seconds; `None` if not measured."""
         return dict(self.call("memory", job=job))
 
     def status(self, job: int | str) -> dict[str, Any]:
-        """Everything about one job."""
+        """Return all details of one job."""
         return _only(job, self.jobs(job))
 
     def logs(self, job: int | str, stream: str = "stdout", attempt: int | None = None) -> str:
-        """What a job has printed so far; its newest attempt, unless another one is named.
+        """Return the output of a job so far, of its newest attempt unless you name another.
 
-        Where the job writes into files of its user (`output`), these are read; through the API, only their end can be.
+        If the job writes into files of its user (`output`), reads those; the API only gives their end.
         """
         pieces: list[str] = []
         offset = 0
@@ -197,7 +197,7 @@ class Client:
             attempt, offset = piece["attempt"], piece["offset"]
 
     def follow(self, job: int | str, stream: str = "stdout", attempt: int | None = None) -> Iterator[str]:
-        """What a job prints, piece by piece, until it is over; all of its attempts, unless one is named."""
+        """Yield the output of a job as it grows, until the job is over; of all attempts, unless you name one."""
         shown, offset = attempt, 0
         last = int(self.ping()["last_event"])
         while True:
@@ -216,14 +216,14 @@ class Client:
                 return
             newest = self.call("logs", job=job, stream=stream)
             if newest["attempt"] != shown:
-                shown, offset = newest["attempt"], 0  # a new attempt begins a new file
+                shown, offset = newest["attempt"], 0  # each attempt has its own file
             elif newest["over"] or newest["offset"] <= offset:
                 if self.status(job)["ended"]:
                     return
                 last = self._wait_for_event(last, _LOG_WAIT)
 
     def _follow_file(self, job: int | str, stream: str, attempt: int | None) -> Iterator[str]:
-        """Follow a file of the user; each attempt may have another one."""
+        """Follow the user's own output file; attempts may have different ones."""
         file, offset, last = "", 0, int(self.ping()["last_event"])
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         while True:
@@ -241,11 +241,11 @@ class Client:
                 last = self._wait_for_event(last, _LOG_WAIT)
 
     def wait(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
-        """The job once it is over. Raises `TimeoutError` if that takes longer than `timeout` seconds."""
+        """Wait for the end of a job and return it. Raises `TimeoutError` after `timeout` seconds."""
         return _only(job, self.wait_all([job], timeout))
 
     def wait_all(self, jobs: Sequence[int | str], timeout: float | None = None) -> list[dict[str, Any]]:
-        """The jobs once all of them are over. Goes on waiting while the daemon is restarted."""
+        """Wait for the end of all these jobs and return them. Goes on waiting while the daemon restarts."""
         deadline = _deadline(timeout)
         last, records = None, {}
         while True:
@@ -255,7 +255,7 @@ class Client:
                 records = {one["id"]: one for job in jobs for one in self.jobs(job)}
                 if all(one["state"] in _OVER for one in records.values()):
                     return list(records.values())
-                rest = _REST * (time.monotonic() - began)  # of thousands of jobs, each end is news
+                rest = _REST * (time.monotonic() - began)  # with thousands of jobs, ends come all the time
                 left = deadline - time.monotonic()
                 if left > 0:
                     time.sleep(min(left, rest))
@@ -270,7 +270,7 @@ class Client:
                 raise TimeoutError(f"waited {timeout:g} s: {late}")
 
     def wait_for_estimate(self, job: int | str, timeout: float | None = None) -> dict[str, Any]:
-        """The job once it is known how much it needs, or that nobody can say. Raises `TimeoutError` as `wait` does."""
+        """Wait until the estimate of a job succeeds or fails, and return the job. Raises `TimeoutError` like `wait`."""
         deadline = _deadline(timeout)
         last = int(self.ping()["last_event"])
         while True:
@@ -287,7 +287,7 @@ class Client:
         return int(self.call("events", since=since, wait=wait)["last"])
 
     def events(self, since: int = 0, wait: float = 0.0) -> Iterator[dict[str, Any]]:
-        """What happened after event number `since`, for as long as there is more within `wait` seconds."""
+        """Yield the events after number `since`, until none comes within `wait` seconds."""
         while True:
             page = self.call("events", since=since, wait=wait)
             if not page["events"]:
@@ -308,23 +308,23 @@ class Client:
         return list(self.call("release", jobs=list(jobs)))
 
     def edit(self, *jobs: int | str, **changes: Any) -> list[dict[str, Any]]:
-        """Change jobs that wait, by the names of a job file: `edit(17, priority=5, time_limit=None)`."""
+        """Change waiting jobs, by the names of a job file: `edit(17, priority=5, time_limit=None)`."""
         return list(self.call("edit", jobs=list(jobs), changes=changes))
 
     def requeue(
         self, *jobs: int | str, hold: bool = False, env: Mapping[str, str] | None = None, memory: int | None = None
     ) -> list[dict[str, Any]]:
-        """Put jobs that run or are over into the queue again, under their numbers.
+        """Requeue running or finished jobs under the same numbers.
 
-        A job whose environment is not kept any more gets `env`: unless another is given, that of this process, and
-        through the API none. With `memory` (bytes on each GPU), jobs that are over ask for that from now on;
+        A job whose environment is no longer stored gets `env`: by default that of this process, and through the API
+        none. With `memory` (bytes on each GPU), finished jobs request that much from now on;
         `status(job)["more_memory"]` proposes how much.
         """
         variables = dict(os.environ) if env is None and not self._remote else env
         return list(self.call("requeue", jobs=list(jobs), hold=hold, env=variables and dict(variables), memory=memory))
 
     def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs as they are now."""
+        """Return the GPUs as they are now."""
         return list(self.call("gpus"))
 
     def drain(
@@ -335,14 +335,14 @@ class Client:
         until: float | None = None,
         allow: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Give a GPU no new jobs but those of some users and groups (`@NAME`), for operators. Running jobs go on.
+        """Keep new jobs off a GPU, except those of some users and groups (`@NAME`); for operators. Running jobs go on.
 
-        Times are seconds since 1970: from now on by default, and until it is resumed.
+        Times are in seconds since 1970; by default, the drain lasts from now until you resume the GPU.
         """
         return dict(self.call("drain", gpu=gpu, reason=reason, begin=begin, until=until, allow=list(allow)))
 
     def resume(self, gpu: int | str, later: bool = False) -> dict[str, Any]:
-        """Give a drained GPU new jobs again; with `later`, take back what is to be drained at another time too."""
+        """Let a drained GPU take new jobs again; with `later`, also remove its future drains."""
         return dict(self.call("resume", gpu=gpu, later=later))
 
     def report(
@@ -352,38 +352,38 @@ class Client:
         until: float | None = None,
         user: str | None = None,
     ) -> dict[str, Any]:
-        """What jobs took between two times (seconds since 1970; by default the last seven days): GPU hours, memory,
-        energy, waiting and failures, in rows by user, day, name and gpu."""
+        """Return the resources that jobs used between two times (seconds since 1970; by default the last seven days):
+        GPU hours, memory, energy, waiting and failures, in rows by user, day, name and gpu."""
         return dict(self.call("report", by=list(by), since=since, until=until, user=user))
 
     def trace(
         self, since: float | None = None, until: float | None = None, user: str | None = None, there: bool = False
     ) -> dict[str, Any]:
-        """The jobs that were submitted between two times (seconds since 1970; by default the last seven days), with all
+        """Return the jobs submitted between two times (seconds since 1970; by default the last seven days), with all
         that a simulation needs to run them again (`ullage.manager.simulation.history.trace_of_history`). With `there`,
-        those too that had been submitted before and were not over yet."""
+        also earlier jobs that had not finished."""
         return dict(self.call("trace", since=since, until=until, user=user, there=there))
 
     def tokens(self, everybody: bool = False) -> list[dict[str, Any]]:
-        """Your tokens for the HTTP API, or those of all users, without the tokens themselves."""
+        """List your tokens for the HTTP API, or those of all users, without the tokens themselves."""
         return list(self.call("tokens", everybody=everybody))
 
     def token_create(
         self, name: str = "", scope: str = "submit", lasts: float | None = None, user: str | None = None
     ) -> dict[str, Any]:
-        """Make a token for the HTTP API: under `token` in the answer, and never shown again."""
+        """Make a token for the HTTP API. The answer has it under `token`; it is never shown again."""
         return dict(self.call("token_create", name=name, scope=scope, lasts=lasts, user=user))
 
     def token_revoke(self, token: int) -> dict[str, Any]:
-        """Make a token worth nothing, by its number."""
+        """Revoke a token, by its number."""
         return dict(self.call("token_revoke", token=token))
 
     def ping(self) -> dict[str, Any]:
-        """What the daemon is: version, policy, number of GPUs and of jobs."""
+        """Return the daemon's version, its policy, and its numbers of GPUs and jobs."""
         return dict(self.call("ping"))
 
     def close(self) -> None:
-        """End the connection; the next call opens another one."""
+        """Close the connection; the next call opens a new one."""
         self._transport.close()
 
     def __enter__(self) -> "Client":
@@ -404,7 +404,7 @@ def _only(job: int | str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain_file(path: str, offset: int, missing_is_empty: bool = False) -> bytes:
-    """Read a regular file from a byte on, with this process's own rights."""
+    """Read a regular file from a byte offset on, with the rights of this process."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

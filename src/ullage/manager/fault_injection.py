@@ -1,7 +1,7 @@
 """Named points at which a test may kill the daemon: `ULLAGE_CRASH_AT=placed ullage serve`.
 
-Each lies between two steps that must both happen or be repaired. `test_kills.py`, `test_late_estimates.py` and
-`slurm/test_watch.py` in `tests/manager` use all of them.
+Each lies between two steps; if only the first happens, the next daemon must repair it. `test_kills.py`,
+`test_late_estimates.py` and `slurm/test_watch.py` in `tests/manager` use all of them.
 """
 
 import os

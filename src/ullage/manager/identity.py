@@ -1,4 +1,4 @@
-"""Who calls the daemon, what they may do, with whose rights their jobs run, and the tokens of the API."""
+"""The callers of the daemon, their permissions, the rights of their jobs, and the tokens of the API."""
 
 import grp
 import hmac
@@ -16,7 +16,7 @@ from pathlib import Path
 from ullage.errors import InvalidValue, NotAllowed
 from ullage.manager.storage.tokens import TokenRecord
 
-# The limits that a job takes over from whoever submitted it.
+# The resource limits that a job inherits from its submitter.
 _LIMITS = {
     "open files": "RLIMIT_NOFILE",
     "locked memory": "RLIMIT_MEMLOCK",
@@ -51,7 +51,7 @@ def this_user() -> Caller:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or the number where the system has none.
+    """Return the name of a user, or the number if the system has no name for it.
 
     >>> user_name(4_000_000_000)
     '4000000000'
@@ -82,7 +82,7 @@ def caller_of(connection: socket.socket, operators: list[str]) -> Caller:
 
 
 def limits_of(pid: int) -> dict[str, tuple[int, int]]:
-    """The limits that a process lives under, soft and hard; one that is gone has none.
+    """Return the resource limits of a process, soft and hard; none if it is gone.
 
     >>> limits_of(os.getpid())["RLIMIT_NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
     True
@@ -104,7 +104,7 @@ def _limit(text: str) -> int:
 
 
 def check_submitter(caller: Caller) -> None:
-    """Refuse users whose jobs this daemon cannot run: others than its own without root, unknown ones with it."""
+    """Refuse users whose jobs this daemon cannot run: without root, all but its own user; with root, unknown ones."""
     if os.getuid() != 0:
         if caller.uid != os.getuid():
             raise NotAllowed(
@@ -135,11 +135,11 @@ SECRET, TOKEN_FILE = "api-secret", "api-token"
 
 
 class Tokens:
-    """Says whose token one is.
+    """Finds the user of a token.
 
     The daemon writes the token of its own user to `run/api-token` (mode 600): that user's number and a secret that the
-    daemon keeps (mode 600). To make it worthless, remove the secret and start the daemon again.
-    All others are made by `ullage admin token create` and looked for with `find`.
+    daemon keeps (mode 600). To revoke it, remove the secret and restart the daemon. `ullage admin token create` makes
+    all other tokens; `find` looks them up.
 
     >>> import tempfile
     >>> tokens = Tokens(Path(tempfile.mkdtemp()), [])
@@ -191,4 +191,4 @@ def _group(uid: int) -> int:
     try:
         return pwd.getpwuid(uid).pw_gid
     except (KeyError, OverflowError):
-        return os.getgid() if uid == os.getuid() else 65534  # nobody's
+        return os.getgid() if uid == os.getuid() else 65534  # the group of nobody

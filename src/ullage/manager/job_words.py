@@ -1,4 +1,4 @@
-"""A job of the daemon's answers in words, for the command line and for the page."""
+"""Texts about a job in the daemon's answers, for the command line and the page."""
 
 import datetime
 import shlex
@@ -7,8 +7,8 @@ from typing import Any
 from ullage.units import format_bytes, format_duration
 
 Job = dict[str, Any]
-FULL_SPEED = 0.995  # a share of its speed from which on a job is as fast as alone
-_SHOWN = 5  # of many jobs
+FULL_SPEED = 0.995  # share of its speed alone from which a job counts as undisturbed
+_SHOWN = 5  # most jobs named in a text
 
 
 def memory(size: int | None) -> str:
@@ -20,7 +20,7 @@ def promised(job: Job) -> str:
 
 
 def promised_on(job: Job, gpu: str) -> int | None:
-    """What a job that runs is promised on one of its GPUs, by the GPU's id.
+    """Return the promise of a running job on one of its GPUs, by the GPU's id.
 
     >>> promised_on({"promise": 12, "promises": [5, 12], "gpus_used": ["GPU-1", "GPU-2"]}, "GPU-1")
     5
@@ -31,7 +31,7 @@ def promised_on(job: Job, gpu: str) -> int | None:
 
 
 def reference(job: Job) -> str:
-    """How a job is called on the command line; jobs of an array in one row have one name.
+    """Return the reference to a job for the command line; jobs of an array in one row share one.
 
     >>> reference({"id": 12, "array_id": 12, "array_index": 5, "jobs": 3, "indices": "5-7"})
     '12_[5-7]'

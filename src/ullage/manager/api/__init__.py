@@ -1,4 +1,4 @@
-"""How the daemon is reached: its Unix socket and its REST API.
+"""The two ways to reach the daemon: its Unix socket and its REST API.
 
-Both take the same orders; see `manager/core/orders.py`.
+Both accept the same orders; see `manager/core/orders.py`.
 """

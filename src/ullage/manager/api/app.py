@@ -1,6 +1,6 @@
 """The HTTP application: the verbs of `VERBS` for callers that the gate has let in. `GET /openapi.json` describes it.
 
-Requests come from the Unix socket and from TCP. The app knows the daemon only as a function that does orders.
+Requests come from the Unix socket and from TCP. The app reaches the daemon through one function.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from ullage.manager.api.routes import STREAM, Route, description, routes
 from ullage.manager.identity import Caller
 from ullage.manager.transport import LARGEST_REQUEST
 
-LONGEST_BODY, LONGEST_SENDING = 60.0, 60.0  # seconds for the body of a request, and for an answer
-HEARTBEAT = 15.0  # seconds after which a silent stream says that it is alive
-_EVENTS = 1000  # at a time in a stream
-_PIECE = 1 << 16  # bytes of an answer at a time
+LONGEST_BODY, LONGEST_SENDING = 60.0, 60.0  # seconds to receive the body of a request, and to send an answer
+HEARTBEAT = 15.0  # seconds of silence after which a stream sends a sign of life
+_EVENTS = 1000  # events sent at a time in a stream
+_PIECE = 1 << 16  # bytes of an answer sent at a time
 _MANY = 100  # rows
 _STATUS: tuple[tuple[type[UllageError], int], ...] = (
     (NoSuchJob, 404),
@@ -41,7 +41,7 @@ Order = Callable[[Caller, str, dict[str, Any], float], Awaitable[Any]]
 
 
 class App:
-    """`order` does an order; `ending` stops streams."""
+    """`order` carries out an order; `ending` stops streams."""
 
     def __init__(self, order: Order, ending: Callable[[], bool], say: Callable[[str], None]) -> None:
         self._order, self._ending, self._say = order, ending, say
@@ -60,7 +60,7 @@ class App:
             answer = problem("InvalidValue", error.detail, error.status_code)
         except ClientDisconnect:
             return
-        except Exception as error:  # a mistake of ours must not end the conversation without a word
+        except Exception as error:  # even after a bug of ours, the client gets an answer
             where = f"{scope['method']} {scope['path'][:80]!r}"
             self._say(f"the API failed at {where}: {type(error).__name__}: {str(error)[:200]}")
             answer = problem(type(error).__name__, "the daemon failed at this request; its log says more", 500)
@@ -113,7 +113,7 @@ class App:
 
 
 async def _body(receive: Receive) -> bytes:
-    """Read a body, whatever its headers say of its size."""
+    """Read the body of a request, at most as many bytes as allowed, whatever its headers say."""
     pieces, size, more = [], 0, True
     try:
         async with asyncio.timeout(LONGEST_BODY):
@@ -165,7 +165,7 @@ def _arguments(route: Route, in_path: dict[str, str], query: bytes, content: byt
 
 
 async def _unless_gone(order: Awaitable[Any], wait: float, receive: Receive) -> Any:
-    """The answer to an order; nobody waits for news whose caller has gone."""
+    """Return the answer to an order; stop waiting for news if the caller disconnects."""
     if not wait:
         return await order
     answering, leaving = asyncio.ensure_future(order), asyncio.ensure_future(_wait_until_gone(receive))
@@ -185,7 +185,7 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 class Answer(Response):
-    """An answer in JSON, in pieces; a reader that takes too long is cut off."""
+    """A JSON answer, sent in pieces; a client that reads too slowly is disconnected."""
 
     media_type = "application/json"
 
@@ -206,7 +206,7 @@ def _description() -> bytes:
 
 
 async def encoded(answer: Any) -> bytes:
-    """Return an answer as JSON, made in another thread if it is long: ten thousand jobs hold up nobody else."""
+    """Return an answer as JSON. A long one is encoded in another thread, so that it delays nobody else."""
     return (await asyncio.to_thread(_text, answer) if _is_long(answer) else _text(answer)).encode()
 
 

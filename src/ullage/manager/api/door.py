@@ -1,4 +1,4 @@
-"""Who is inside: how many connections each may have, and who goes first when there are too many."""
+"""Limits the number of connections, in all and for each user or address, and closes idle ones to make room."""
 
 import time
 from collections import Counter
@@ -10,7 +10,7 @@ from ullage.manager.identity import Caller
 
 @dataclass(eq=False)
 class Guest:
-    """A connection: its user or address, and since when it is idle; `None` while an order is being done."""
+    """A connection: its user or address, and the time since which it is idle; `None` while it waits for an answer."""
 
     who: Hashable  # a user, or an address
     close: Callable[[], object]
@@ -26,9 +26,9 @@ class Guest:
 
 
 class Door:
-    """Lets connections in. Where there is no room, one that is idle is closed: of those who have the most, the oldest.
+    """Admits connections. If there is no room, it closes the longest idle connection of whoever has the most idle ones.
 
-    `each` is the most that one may have, and the last `reserve` places are for operators.
+    A user or address may have at most `each` connections, and the last `reserve` places are for operators.
 
     >>> door, closed = Door(most=3, each=2, reserve=1), []
     >>> def comes(who, operator=False):
@@ -47,7 +47,7 @@ class Door:
         return len(self._inside)
 
     def enter(self, guest: Guest) -> bool:
-        """Admit a connection if there is room, if need be by closing an idle one."""
+        """Admit a connection if there is room, or if closing an idle one makes room."""
         guest.idle()
         of_same = [other for other in self._inside if other.who == guest.who]
         if self._each is not None and not guest.operator and len(of_same) >= self._each and not self._close(of_same):

@@ -1,8 +1,8 @@
-"""The checks before each request: who makes it, and limits of connections, requests and time.
+"""The checks before each request: its user, and the limits on connections, requests and time.
 
-The kernel says who is at the other end of the Unix socket; on TCP a token does. A request without a valid token is
-refused before its body is read, except for `/health`. Incomplete requests time out. If there are too many connections,
-the one idle longest is closed.
+On the Unix socket the kernel identifies the user; on TCP a token does. A request without a valid token is refused
+before its body is read, except for `/health`. Incomplete requests time out. If there are too many connections, an idle
+one is closed.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from ullage.manager.api.door import Door, Guest
 from ullage.manager.identity import Caller, caller_of
 from ullage.manager.transport import PROTOCOL, PROTOCOL_HEADER, RESTART
 
-LONGEST_HEAD = 15  # seconds until the headers of a request must have come over TCP
-LONGEST_IDLE = 600  # seconds after which a connection to the Unix socket is closed over which nothing comes
-MOST_CONNECTIONS, MOST_REQUESTS = 256, 192  # over TCP; requests of others than operators, at a time
+LONGEST_HEAD = 15  # seconds within which the headers of a request over TCP must arrive
+LONGEST_IDLE = 600  # seconds after which an idle connection to the Unix socket is closed
+MOST_CONNECTIONS, MOST_REQUESTS = 256, 192  # over TCP; requests at a time, without those of operators
 MOST_LOCAL_CONNECTIONS, FOR_OPERATORS = 512, 32
 NO_TOKEN = (
     "the header Authorization must be 'Bearer TOKEN' with a token of this daemon (run/api-token in its home, or one "
@@ -41,12 +41,12 @@ _UPGRADE = (
 
 
 def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> Response:
-    content = json.dumps({"error": kind, "message": message})  # in ASCII: a message may quote half a character
+    content = json.dumps({"error": kind, "message": message})  # in ASCII, since a message may quote half a character
     return Response(content, status, headers, media_type="application/json")
 
 
 class Gate:
-    """Finds out who makes a request (`scope["state"]["caller"]`), and lets each user make `each` at a time.
+    """Identifies the caller (`scope["state"]["caller"]`), and lets each user make `each` requests at a time.
     `health` returns the daemon's health in one word."""
 
     def __init__(self, app: ASGIApp, whose: Whose, each: int, health: Callable[[], str] = lambda: "ok") -> None:
@@ -63,7 +63,7 @@ class Gate:
         headers, state = dict(scope["headers"]), scope.setdefault("state", {})
         guest: Guest | None = state.get("guest")
         caller = None if guest is None else guest.caller
-        limited = caller is None  # the Unix socket's door has limits of its own
+        limited = caller is None  # the Unix socket has its own limits
         if caller is None:
             kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
             caller = self._whose(token.strip()) if kind.lower() == "bearer" else None
@@ -82,7 +82,7 @@ class Gate:
             return
         state["caller"] = caller
         if guest is not None:
-            guest.busy()  # whoever may ask keeps its place until it is answered
+            guest.busy()  # an admitted request keeps its connection until it is answered
         self._inside[caller.uid] += limited
         try:
             await self._app(scope, receive, send)
@@ -91,7 +91,7 @@ class Gate:
 
 
 def other_version(spoken: bytes | None) -> str | None:
-    """Return what to type if a client of another version asks; `None` if the daemon understands it."""
+    """Return what to type if the client has another version; `None` if the daemon understands it."""
     if spoken is None or spoken == str(PROTOCOL).encode():
         return None
     if spoken.isdigit() and int(spoken[:9]) > PROTOCOL:
@@ -100,7 +100,7 @@ def other_version(spoken: bytes | None) -> str | None:
 
 
 class GuardedConnection(H11Protocol):
-    """A connection that counts against the limit of its `door`. Callers on the Unix socket may be `operators`."""
+    """A connection that counts against the limits of its `door`. Callers on the Unix socket may be `operators`."""
 
     _guest: Guest
     _late: asyncio.TimerHandle
@@ -125,7 +125,7 @@ class GuardedConnection(H11Protocol):
             self._refuse(503, "NotAllowed", _TOO_MANY)
 
     def data_received(self, data: bytes) -> None:
-        """Answer a client of before HTTP, which sends a line of JSON, in its own way."""
+        """Answer clients older than the HTTP API, which send a line of JSON, in the same form."""
         if self._guest.caller is not None and self.scope is None and data.startswith(b"{"):
             answer = {"ok": False, "error": "OtherVersion", "message": _UPGRADE}
             self.transport.write(json.dumps(answer).encode() + b"\n")
@@ -138,7 +138,7 @@ class GuardedConnection(H11Protocol):
             self.send_400_response("a request must end before the connection does")
 
     def send_400_response(self, msg: str) -> None:
-        """Say why, unless an answer is being sent."""
+        """Send the reason, unless an answer is being sent."""
         if self.cycle is None or self.cycle.response_complete:
             self._refuse(400, "InvalidValue", msg)
         self.transport.close()
@@ -159,7 +159,7 @@ class GuardedConnection(H11Protocol):
         super().connection_lost(error)
 
     def _close_if_idle(self) -> None:
-        """Close the connection if its request does not come, or look again when that may be so."""
+        """Close the connection if it was idle for too long; otherwise check again later."""
         since, now = self._guest.idle_since, time.monotonic()
         left = self._longest_idle - (0.0 if since is None else now - since)
         if left <= 0:

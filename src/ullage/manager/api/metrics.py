@@ -1,4 +1,4 @@
-"""Figures for Prometheus, from what the order `figures` answers. What is not known is left out, never 0."""
+"""Metrics for Prometheus, from the answer to the order `figures`. Unknown values are left out, never 0."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -55,7 +55,7 @@ class _Figures(Collector):
         yield _several("gpu_activity_ratio", "mean over the window", (*_LABELS, "kind"), activity)
 
 
-# By the names of metrics: their texts, and what they are called in the answers of the daemon.
+# By the names of metrics: their help texts, and their keys in the daemon's answers.
 _HOST = {
     "cores_total": ("processor cores that jobs may have together", "cores"),
     "cores_free": ("processor cores that can still be promised", "free_cores"),

@@ -24,11 +24,11 @@ _PROBLEMS = {
     503: "the daemon is ending",
     507: "the disk is full: nothing was changed",
 }
-_TEXTS = {"/metrics": "text/plain", STREAM: "text/event-stream"}  # by path; the others answer JSON
+_TEXTS = {"/metrics": "text/plain", STREAM: "text/event-stream"}  # by path; all others answer in JSON
 
 
 class Route(NamedTuple):
-    """A verb's path, and where its arguments are: by name, type and default."""
+    """A verb's path, and the places of its arguments, by name, type and default."""
 
     verb: str
     kind: Verb
@@ -65,7 +65,7 @@ def _route(verb: str, kind: Verb, without: Collection[str] = ()) -> Route:
 
 def description(routes: Sequence[Route]) -> dict[str, Any]:
     """Describe these routes, except those of the Unix socket."""
-    from ullage.manager.api.shapes import ANSWERS, ProblemAnswer  # which take a while to make
+    from ullage.manager.api.shapes import ANSWERS, ProblemAnswer  # slow to import
 
     routes = [route for route in routes if not route.kind.local]
     adapters: list[Any] = [("problem", "serialization", TypeAdapter(ProblemAnswer))]

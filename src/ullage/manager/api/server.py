@@ -1,4 +1,4 @@
-"""The server of the HTTP application, in the daemon's own loop: on the Unix socket and, with --api, on TCP."""
+"""The HTTP server, in the daemon's event loop: on the Unix socket and, with --api, on TCP."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ DEFAULT_HOST = "127.0.0.1"
 ADDRESS_FILE = "api.json"
 _LONGEST_HEADERS = 64 << 10  # bytes
 _BACKLOG = 1024
-_GRACE = 1.0  # seconds for answers that are being made when the daemon ends
+_GRACE = 1.0  # seconds to finish answers when the daemon ends
 
 
 class Remote:
@@ -46,9 +46,9 @@ class Remote:
 
 
 class Server:
-    """Answers on the Unix socket `file`, for the daemon's user and perhaps a group, and at `remote`.
+    """Serves the Unix socket `file`, for the daemon's user and perhaps a group, and `remote`.
 
-    `each` is how many connections to the Unix socket one user may have.
+    One user may have `each` connections to the Unix socket.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Server:
             self._server = await self._serve(self._remote.socket, self._doors[1])
 
     async def _listen_locally(self) -> None:
-        """Listen, and replace the socket of an earlier daemon, whose lock is ours by now."""
+        """Listen, and replace the socket of an earlier daemon, whose lock we hold by now."""
         number = None if self._access.group is None else group_number(self._access.group)
         with contextlib.suppress(FileNotFoundError):
             self._file.unlink()
@@ -148,7 +148,7 @@ class Server:
 
 
 def parse_listen(text: str, option: str = "--api") -> tuple[str, int]:
-    """Host and port of `8600`, `127.0.0.1:8600` or `[::1]:8600`.
+    """Return host and port of `8600`, `127.0.0.1:8600` or `[::1]:8600`.
 
     >>> parse_listen("8600"), parse_listen("[::1]:0")
     (('127.0.0.1', 8600), ('::1', 0))
@@ -160,7 +160,7 @@ def parse_listen(text: str, option: str = "--api") -> tuple[str, int]:
 
 
 def listen_at(text: str, option: str, what: str, say: Callable[[str], None]) -> socket.socket:
-    """Return a socket that listens at `text`, the value of an option; `what` is its user. Warn of hosts in reach."""
+    """Return a socket that listens at `text`, the value of an option, for `what`. Warn if other hosts can reach it."""
     host, port = parse_listen(text, option)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

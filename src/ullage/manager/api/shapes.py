@@ -1,4 +1,4 @@
-"""What the REST API answers, as its description shows it: unknown is null; answers may have more keys."""
+"""The answers of the REST API, for its description: unknown values are null; answers may have more keys."""
 
 from typing import Any, Literal
 
@@ -12,14 +12,14 @@ class _Answer(BaseModel):
 
 
 class ProblemAnswer(_Answer):
-    """Something that could not be done, in one message."""
+    """An error, in one message."""
 
     error: str = Field(description="the kind, such as NoSuchJob")
     message: str
 
 
 class SubmissionAnswer(_Answer):
-    """What became of a submission: on disk by now."""
+    """The jobs of a submission, which are on disk by now."""
 
     jobs: list[int]
     array: int | None
@@ -30,7 +30,7 @@ class SubmissionAnswer(_Answer):
 
 
 class TrialAnswer(_Answer):
-    """What would become of a submission now; nothing was stored."""
+    """The outcome that a submission would have now; nothing was stored."""
 
     jobs: int = Field(description="how many it would be")
     state: State
@@ -45,7 +45,7 @@ class TrialAnswer(_Answer):
 
 
 class UtilizationAnswer(_Answer):
-    """What a job is expected to do with a GPU to itself: seconds a step, shares of the time from 0 to 1, watts."""
+    """The expected activity of a job alone on a GPU: seconds per step, shares of the time from 0 to 1, watts."""
 
     gpu: str
     step_s: float
@@ -56,7 +56,7 @@ class UtilizationAnswer(_Answer):
 
 
 class JobAnswer(_Answer):
-    """A job. Memory in bytes, times in seconds since 1970, spans in seconds."""
+    """A job. Memory is in bytes, times are in seconds since 1970, durations in seconds."""
 
     id: int
     name: str
@@ -86,14 +86,14 @@ class JobAnswer(_Answer):
 
 
 class RowAnswer(JobAnswer):
-    """A row of the queue: a job, or the first of several that wait in the same way."""
+    """A row of the queue: a job, or the first of several jobs of an array that wait in the same state."""
 
     jobs: int = Field(description="how many jobs it stands for")
     indices: str | None = Field(description="their indices, such as 5-10000; null for one job")
 
 
 class FoldedAnswer(_Answer):
-    """The queue in few rows."""
+    """The queue, with jobs of an array that wait in the same state in one row."""
 
     rows: list[RowAnswer]
     all_rows: int
@@ -102,7 +102,7 @@ class FoldedAnswer(_Answer):
 
 
 class AttemptAnswer(_Answer):
-    """One time that a job was placed."""
+    """One start of a job."""
 
     number: int
     state: str
@@ -115,7 +115,7 @@ class AttemptAnswer(_Answer):
 
 
 class FullJobAnswer(JobAnswer):
-    """A job with its attempts; with its command, folder and the names of its variables for those whose job it is."""
+    """A job with its attempts; for its owner also with its command, folder and the names of its variables."""
 
     attempts: list[AttemptAnswer]
     more_memory: int | None = Field(description="bytes to ask for if it is over and is to run again with more")
@@ -139,7 +139,7 @@ class MemoryAnswer(_Answer):
 
 
 class LogAnswer(_Answer):
-    """A piece of an attempt's output; ask again with `offset` until `over`."""
+    """A piece of an attempt's output; repeat the request with the new `offset` until `over`."""
 
     job: int
     attempt: int | None
@@ -150,7 +150,7 @@ class LogAnswer(_Answer):
 
 
 class ChangeAnswer(_Answer):
-    """What was done to one of the jobs that were named."""
+    """The result of an order for one of the named jobs."""
 
     job: int
     done: bool
@@ -158,7 +158,7 @@ class ChangeAnswer(_Answer):
 
 
 class ActivityAnswer(_Answer):
-    """Means over the window, 0 to 1."""
+    """Mean activity over the window, 0 to 1."""
 
     gract: float | None
     smact: float | None
@@ -168,7 +168,7 @@ class ActivityAnswer(_Answer):
 
 
 class GPUAnswer(_Answer):
-    """A GPU as it is now; `free` is what can still be promised."""
+    """A GPU as it is now; `free` is the memory that can still be promised."""
 
     id: str
     index: int
@@ -205,14 +205,14 @@ class EventAnswer(_Answer):
 
 
 class EventsAnswer(_Answer):
-    """Events, oldest first; `last` is the number to ask with next."""
+    """Events, oldest first; `last` is the `since` of the next request."""
 
     events: list[EventAnswer]
     last: int
 
 
 class ReportRow(_Answer):
-    """What the jobs of a row took, with the keys that were asked for (user, day, name, gpu)."""
+    """The resources that the jobs of a row used, with the requested keys (user, day, name, gpu)."""
 
     jobs: int
     gpu_hours: float = Field(description="of whole GPUs")
@@ -228,7 +228,7 @@ class ReportRow(_Answer):
 
 
 class ReportAnswer(_Answer):
-    """What jobs took between two times."""
+    """The resources that jobs used between two times."""
 
     since: float
     until: float
@@ -238,7 +238,7 @@ class ReportAnswer(_Answer):
 
 
 class TraceAnswer(_Answer):
-    """What jobs did that were submitted between two times."""
+    """The jobs submitted between two times, with what they did."""
 
     since: float
     until: float
@@ -267,13 +267,13 @@ class TokenAnswer(_Answer):
 
 
 class NewTokenAnswer(TokenAnswer):
-    """A token that was just made; it is shown in no other answer."""
+    """A new token; no other answer shows it."""
 
     token: str
 
 
 class QuestionRow(_Answer):
-    """An estimate that was asked for without a job, without the answer."""
+    """An estimate requested without a job, without its result."""
 
     id: str
     state: Literal["waiting", "done", "failed"]
@@ -285,14 +285,14 @@ class QuestionRow(_Answer):
 
 
 class QuestionAnswer(QuestionRow):
-    """An estimate that was asked for without a job."""
+    """An estimate requested without a job."""
 
     estimates: list[dict[str, Any]] = Field(description="one for each GPU, as `ullage estimate --json` gives it")
     advice: dict[str, Any] | None = Field(description="options that would make it fit, and the largest batch")
 
 
 class DaemonAnswer(_Answer):
-    """What the daemon is."""
+    """The daemon's version, policy and numbers."""
 
     version: str
     protocol: int = Field(description="which answers it gives; a client that knows another number is told so")

@@ -1,4 +1,4 @@
-"""The daemon and its decisions: it takes jobs in, places them, follows their attempts, and recovers from failures.
+"""The daemon and its decisions: it accepts jobs, places them, watches their attempts, and recovers from failures.
 
 One process, one event loop; only this process writes to the database.
 """

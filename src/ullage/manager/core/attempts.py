@@ -1,4 +1,4 @@
-"""Follows live attempts: sees them begin and end, decides what follows for their jobs, and checks promises and time
+"""Watches live attempts: notices when they begin and end, decides about their jobs, and checks promises and time
 slots."""
 
 import time
@@ -29,9 +29,9 @@ from ullage.manager.running.supervisor import STARTED, boot_now
 from ullage.manager.storage.records import INFRASTRUCTURE, MEMORY, STARTING, AttemptRecord, Cause, JobRecord, State
 from ullage.units import format_bytes
 
-_TAIL = 64 << 10  # bytes of each output file that are read for the cause of an end
-_LONGEST_PAUSE = 60.0  # seconds between two tries after failures of the system
-_MPS_BLAME = 30.0  # seconds after the loss of MPS in which a failure is put down to it
+_TAIL = 64 << 10  # bytes of each output file read to find the cause of an end
+_LONGEST_PAUSE = 60.0  # longest pause between two attempts after failures of the system, in seconds
+_MPS_BLAME = 30.0  # seconds after the loss of MPS during which a failure is attributed to it
 _FINAL = {Cause.FINISHED: State.DONE, Cause.CANCELLED: State.CANCELLED}
 
 
@@ -40,14 +40,14 @@ def _poison(job: JobRecord) -> str:
 
 
 class AttemptTracker:
-    """Follows live attempts by their folders. The changes of one pass are one transaction."""
+    """Watches live attempts by their folders. The changes of one pass are one transaction."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
-        self.adopting = True  # until the first look is over, nobody of this process has started anything
+        self.adopting = True  # during the first pass, this process has not started anything
 
     def count_crash(self, number: int | None) -> None:
-        """Count a daemon's crash against the job that it dealt with; hold the job after a few in a row."""
+        """Count a daemon's crash against the job that it was handling; hold the job after a few in a row."""
         context = self._context
         job = context.store.jobs.get(number or 0)
         if job is None:
@@ -60,7 +60,7 @@ class AttemptTracker:
         context.say(f"the daemon before this one ended while it dealt with job {job.reference}")
 
     def adopt(self) -> int:
-        """Restore promises of attempts that may be alive, and repeat orders to stop."""
+        """Restore the promises of attempts that may be alive, and repeat stop orders."""
         context = self._context
         context.queued_at |= context.store.history.last_ends()
         for number, attempt in context.store.attempts.items():
@@ -90,7 +90,7 @@ class AttemptTracker:
         for attempt in list(context.store.attempts.values()):
             try:
                 look = self._look(attempt)
-            except OSError as error:  # a full disk, say: the next look may do better
+            except OSError as error:  # such as a full disk; the next pass may succeed
                 context.say(f"job {context.store.name_of(attempt.job)} cannot be looked at: {error}")
                 continue
             if look is not None:
@@ -123,15 +123,15 @@ class AttemptTracker:
         look = launcher.look(folder, attempt.token)
         if look.state == "absent":
             if not launcher.revoke(folder):
-                return None  # it has just begun after all: seen at the next look
+                return None  # it has just begun; the next pass handles it
             crash_point("adopt-revoked")
         if look.state in ("orphaned", "lost") and (launcher.sweep(folder, attempt.token) or look.state == "orphaned"):
-            return None  # gone at the next look
+            return None  # gone in the next pass
         news = look.state in ("absent", "lost", "ended") or look.state == "alive" and attempt.state == STARTING
         return look if news else None
 
     def _see(self, attempt: AttemptRecord, look: AttemptStatus) -> bool:
-        """Record what was seen; return whether the attempt is over."""
+        """Record the status of an attempt; return whether it is over."""
         context = self._context
         if look.state == "alive":
             if look.started is not None:
@@ -242,7 +242,7 @@ class AttemptTracker:
             following.text,
             detail=following.text,
             promise=following.promise,
-            promises=job.promises if same else (),  # which rank was too large is not known: all get more
+            promises=job.promises if same else (),  # it is not known which rank ran out, so all get more
             exclusive=following.exclusive,
             memory_failures=memory,
             other_failures=others,
@@ -251,7 +251,7 @@ class AttemptTracker:
         )
         failures = others if others > job.other_failures else own if own > job.own_failures else 0
         if failures:
-            pause = min(_LONGEST_PAUSE, 2.0 ** min(failures - 1, 10) - 1.0)  # the first retry comes at once
+            pause = min(_LONGEST_PAUSE, 2.0 ** min(failures - 1, 10) - 1.0)  # no pause before the first retry
             self._context.not_before[job.id] = time.monotonic() + pause
 
     def _let_go(self, attempt: AttemptRecord) -> None:
@@ -265,7 +265,7 @@ class AttemptTracker:
         context.launcher.tidy(context.attempt_folder(attempt))
 
     def stop(self, job: JobRecord, reason: str, text: str) -> None:
-        """Stop a live job, for a reason that its supervisor writes into the exit record."""
+        """Stop a live job; its supervisor writes the reason into the exit record."""
         with self._context.store.transaction():
             job = self._context.store.move(job, "stop", State.STOPPING, text, stop_reason=reason)
             self._context.store.afterwards(partial(crash_point, "stop-decided"))
@@ -283,16 +283,16 @@ class AttemptTracker:
 
 
 class RunningJobGuard:
-    """Watches running jobs: reports, and if the settings say so stops, those that exceed their promise."""
+    """Reports running jobs that exceed their promise, and stops them if the settings say so."""
 
     def __init__(
         self, context: ManagerContext, attempts: AttemptTracker, makes_room: Callable[[AttemptRecord], bool]
     ) -> None:
         self._context, self._attempts, self._makes_room = context, attempts, makes_room
-        self._ask_times: dict[str, float] = {}  # when it was last asked whether an attempt makes room, by token
+        self._ask_times: dict[str, float] = {}  # last time of the `makes_room` check, by token
 
     def look(self) -> None:
-        """Check all running jobs. `makes_room` needs a pass over the queue, so it is asked about one job a time."""
+        """Check all running jobs. `makes_room` needs a pass over the queue, so it is called for one job at a time."""
         past = []
         for number, attempt in list(self._context.store.attempts.items()):
             job = self._context.store.job(number)
@@ -325,7 +325,7 @@ class RunningJobGuard:
             self._attempts.stop(job, "over-promise", text)
 
     def _others_in_danger(self, attempt: AttemptRecord, slot: str) -> bool:
-        """Whether the promised memory that others have not used yet exceeds the free memory."""
+        """Whether the other jobs' promised but unused memory exceeds the free memory."""
         context = self._context
         card = next((each for each in context.slots if each.id == slot), None)
         if card is None or card.used is None:

@@ -1,4 +1,4 @@
-"""What the parts of one daemon share: settings, records, the ledger, and the GPUs as they are now."""
+"""The shared state of a daemon's parts: settings, records, the ledger, and the current GPUs."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, Drain, JobRecord
 from ullage.sandbox.process_identity import Process, start_of
 
-_STUCK = 60.0  # seconds without a step after which a daemon is not well
+_STUCK = 60.0  # seconds without a step after which a daemon is unhealthy
 _MARK = f"{TOKEN}=".encode()
 
 
@@ -51,8 +51,8 @@ class SlotReader:
     def look(
         self, drained: Collection[str], booked: Sequence[tuple[str, Booking]] = ()
     ) -> tuple[list[Slot], dict[str, dict[str, int]]]:
-        """Return the slots, and the memory by token and slot. `drained` devices get no new jobs, `booked` ones only
-        some at times."""
+        """Return the slots, and the memory by token and slot. `drained` devices get no new jobs; `booked` ones get only
+        some users' jobs at some times."""
         held: dict[str, dict[str, int]] = {}
         slots = []
         for device in self.devices():
@@ -72,7 +72,7 @@ class SlotReader:
         for pid, used in (self.monitor.processes(device.id) or {}).items():
             owner = self._owner(pid)
             if owner is None:
-                continue  # a process that cannot be seen from here (another container's) may be anybody's
+                continue  # an invisible process (in another container) may belong to any job
             if not owner:
                 foreign += used or 0
             elif used is not None:
@@ -100,7 +100,7 @@ class SlotReader:
         )
 
     def _busy_now(self, device: str) -> float | None:
-        """Return recent SM activity, or if it is not measured, GPU activity or NVML's utilization."""
+        """Return recent SM activity, or GPU activity or NVML's utilization if it is not measured."""
         window = self.monitor.window(device, self.busy_window)
         means = [window.mean(field) for field in ("smact", "gract", "utilization")]
         return next((mean for mean in means if mean is not None), None)
@@ -130,7 +130,7 @@ def _token_of(pid: int) -> str | None:
 
 @dataclass
 class ServiceState:
-    """The health and the wake-up and end signals of a daemon. It can be made before the loop runs."""
+    """The health of a daemon, and its wake-up and end signals. It can be created before the loop runs."""
 
     began: float
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -156,7 +156,7 @@ class ServiceState:
 
 @dataclass
 class ManagerContext:
-    """The parts and the state of one daemon. For the thread of its event loop only."""
+    """The parts and the state of one daemon, to be used only in the thread of its event loop."""
 
     folder: Path
     settings: ManagerSettings
@@ -175,28 +175,28 @@ class ManagerContext:
     works: Works = field(init=False)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
-    drains: list[Drain] = field(default_factory=list)  # that are not over
+    drains: list[Drain] = field(default_factory=list)  # unfinished jobs
     reasons: dict[int, str | Waiting] = field(default_factory=dict)  # why a job waits
     not_before: dict[int, float] = field(default_factory=dict)  # by the monotonic clock
     queued_at: dict[int, float] = field(default_factory=dict)  # when a job last came into the queue
     used: dict[str, dict[str, int]] = field(default_factory=dict)  # bytes held now, by token and slot
-    peaks: dict[str, int] = field(default_factory=dict)  # the most bytes held on one GPU, by token
-    fullest: dict[str, float] = field(default_factory=dict)  # the largest part of its GPU in use, by token
+    peaks: dict[str, int] = field(default_factory=dict)  # most bytes held on one GPU, by token
+    fullest: dict[str, float] = field(default_factory=dict)  # largest used share of its GPU, by token
     pids: dict[int, int] = field(default_factory=dict)  # the first process of each job, for readings of the host
     curves: dict[str, MemoryCurve] = field(default_factory=dict)  # memory over time, by token
-    warned: set[str] = field(default_factory=set)  # tokens of attempts that were reported for using too much
+    warned: set[str] = field(default_factory=set)  # tokens of attempts reported for exceeding their promise
 
     def __post_init__(self) -> None:
         self.fair_share = FairShare(self.store, self.settings.fairness.half_life, claim=self.claim)
         self.works = Works(self.store, self.settings.sharing)
 
     def claim(self, job: JobRecord) -> float:
-        """Return the part of a GPU that a job claims by asking for speed."""
+        """Return the part of a GPU that a job claims with its minimum speed."""
         heeded = job.work is not None and self.policy.predicts
         return claimed(job.option("min_speed"), self.settings.placing.min_speed) if heeded else 0.0
 
     def checkpoint_lead(self, own: float | None) -> float:
-        """Return how long before its end a job is asked for a checkpoint."""
+        """Return how many seconds before its end a job is asked for a checkpoint."""
         return self.settings.fairness.checkpoint_lead if own is None else own
 
     def gpu_part(self, memory: Mapping[str, int], exclusive: bool) -> float:
@@ -242,14 +242,14 @@ class ManagerContext:
         return {each.gpu: each.reason for each in self.drains if each.closes(self.clock())}
 
     def keep_curve(self, attempt: AttemptRecord) -> None:
-        """Store an attempt's memory over time, if any was seen."""
+        """Store an attempt's memory over time, if any was measured."""
         curve = self.curves.get(attempt.token)
         if curve is not None:
             self.store.keep_curve(attempt.job, attempt.number, curve.step, curve.values)
             curve.stored = curve.seconds
 
     def keep_curves(self) -> None:
-        """Store the memory over time of running attempts that have grown by a step."""
+        """Store the memory over time of running attempts whose curve has a new step."""
         for attempt in self.store.attempts.values():
             curve = self.curves.get(attempt.token)
             if curve is not None and curve.seconds != curve.stored:

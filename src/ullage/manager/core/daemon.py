@@ -54,18 +54,18 @@ from ullage.manager.verbs import SCOPES, VERBS
 if TYPE_CHECKING:
     from ullage.manager.running.page_process import PageProcess
 
-TICK = 1.0  # seconds between two steps when nothing happens
-_REST, _LONGEST_REST = 9.0, 3.0  # times the processor time of a step, and seconds, in which only orders are answered
+TICK = 1.0  # longest time between two steps, in seconds
+_REST, _LONGEST_REST = 9.0, 3.0  # rest after a step: times its processor time, at most seconds
 _SWITCH = 0.001  # seconds that another thread may keep the event loop waiting
 _CARE_EVERY = 6 * 3600.0
-_CURVES_EVERY = 5.0  # seconds, or one step of it if that is more, of the memory over time that a kill loses at most
+_CURVES_EVERY = 5.0  # a kill loses at most these seconds of memory over time, or one step if that is longer
 CARDS = "serve"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 class Daemon:
-    """One daemon of one home. `run` serves until it is told to end; jobs go on without it.
+    """The daemon of a home. `run` serves until a signal or an order ends it; jobs go on without it.
 
     asyncio.run(Daemon(home(), read_settings(None), Monitor(best_source())).run())
     """
@@ -114,13 +114,13 @@ class Daemon:
         self._group_commit = GroupCommit(self.context.store)
         self.notifier = Notifier(self.context, self._group_commit.do)
         self.context.store.on_end = self.notifier.of_end
-        self._readers = ThreadPoolExecutor(4, "reader")  # long answers are made there
+        self._readers = ThreadPoolExecutor(4, "reader")  # they make long answers
         self._next_care = 0.0
         self._next_curves = time.monotonic() + _CURVES_EVERY
-        self._fatal: StoreDamaged | None = None  # why it has to end
+        self._fatal: StoreDamaged | None = None  # the reason to end
         self._loop: asyncio.AbstractEventLoop | None = None  # while it serves
         self._news = asyncio.Condition()
-        self._wake_socket: socket.socket | None = None  # while it listens for words of supervisors
+        self._wake_socket: socket.socket | None = None  # while it listens to supervisors
         self.tokens = TokenStore(self.database, self.context.store, clock)
         self.questions = Questions(self.context, self.intake, self.database)
         self.api = self._make_api()
@@ -134,7 +134,7 @@ class Daemon:
         settings, rules = self.context.settings, self.context.settings.access
         listen = settings.api.listen
         if listen is None and settings.page.listen is not None:
-            listen = "0"  # the page asks the API; any free port of this machine will do
+            listen = "0"  # the page uses the API; any free local port will do
         if listen is None:
             return None
         tokens = Tokens(self.context.folder, rules.operators, self.tokens.find)
@@ -160,12 +160,12 @@ class Daemon:
         return PageProcess(settings, settings.listen, self.api.url, self._run, order, self.context.say)
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until `end` is called or a signal comes."""
+        """Serve until `end` is called or a signal arrives."""
         self._loop = loop = asyncio.get_running_loop()
         sys.setswitchinterval(_SWITCH)
         self.context.store.on_change = self._tell_news
         service = self.context.service
-        # A supervisor that is killed cannot send word, but it is a child of this process.
+        # A killed supervisor cannot send a message, but it is a child of this process.
         for number, do in ((signal.SIGTERM, service.end), (signal.SIGINT, service.end), (signal.SIGCHLD, service.wake)):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in a test's thread
                 loop.add_signal_handler(number, do)
@@ -204,7 +204,7 @@ class Daemon:
             for task in beside:
                 task.cancel()
             self._watchdog.ending()
-            self._tell_news()  # those who wait for some get their answer
+            self._tell_news()  # answer the requests that wait for news
             await server.stop()
             await asyncio.gather(*beside, return_exceptions=True)
             await self.intake.estimates.close()
@@ -232,7 +232,7 @@ class Daemon:
             waking = asyncio.ensure_future(service.woken.wait())
             await asyncio.wait({waking, ending}, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
             waking.cancel()
-            with contextlib.suppress(TimeoutError):  # orders that come meanwhile are answered, and answered together
+            with contextlib.suppress(TimeoutError):  # meanwhile orders are answered, several at once
                 await asyncio.wait_for(asyncio.shield(ending), max(0.0, rest - time.monotonic()))
         ending.cancel()
 
@@ -257,11 +257,11 @@ class Daemon:
             return placed
         except StoreDamaged:
             raise
-        except Exception as error:  # orders are still answered, and the next step may do better
+        except Exception as error:  # orders are still answered, and the next step may succeed
             known, service.disk_full = isinstance(error, UllageError), isinstance(error, StoreFull)
             service.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
             if known:
-                self._watchdog.well()  # what is in its way is known, and another daemon would meet it too
+                self._watchdog.well()  # the obstacle is known, and a restarted daemon would meet it too
             if service.trouble != before:
                 self.context.say(service.trouble if known else f"{service.trouble}\n{traceback.format_exc()}")
             return []
@@ -270,7 +270,7 @@ class Daemon:
         try:
             with self.context.handled.now(job.id):
                 self.scheduler.start(job, attempt)
-        except Exception as error:  # the next look finds nobody in its folder and ends the attempt
+        except Exception as error:  # the next pass finds no process for its folder and ends the attempt
             self.context.say(f"job {job.reference} could not be started: {type(error).__name__}: {error}")
 
     async def _care(self) -> None:
@@ -283,7 +283,7 @@ class Daemon:
                 self.context.launcher.remove(job)
 
     async def call(self, caller: Caller, verb: str, arguments: dict[str, Any], wait: float = 0.0) -> Any:
-        """Do an order with checked arguments in the loop's thread. `events` and `estimated` may wait for news."""
+        """Run an order with checked arguments in the loop's thread. `events` and `estimated` may wait for news."""
         scope, how = VERBS[verb].scope, VERBS[verb].how
         if SCOPES.index(caller.scope) < SCOPES.index(scope):
             raise NotAllowed(f"this token allows to {caller.scope}; {verb!r} needs one with the scope {scope}")
@@ -359,7 +359,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def usable_home(folder: Path) -> Iterator[None]:
-    """A home that cannot be written to is one clear message, whichever file was the first that could not.
+    """Turn the failure to write any file of a home into one clear message.
 
     >>> with usable_home(Path("/dev/null")):
     ...     Path("/dev/null/manager").mkdir()
@@ -392,7 +392,7 @@ def make_daemon(
     clock: Callable[[], float] = time.time,
     new: bool = False,
 ) -> Daemon:
-    """Make the daemon of a home. A problem with the settings or the machine is one clear message."""
+    """Make the daemon of a home. Problems with the settings or the machine raise one clear error."""
     check_names(settings)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
@@ -410,7 +410,7 @@ def check_names(settings: ManagerSettings) -> None:
     from ullage.estimation.estimators.registry import estimators, find
 
     name = settings.estimating.estimator
-    if name not in (NOBODY, *estimators()):  # those that are there are not loaded here: that would import PyTorch
+    if name not in (NOBODY, *estimators()):  # known ones are not loaded here, since that would import PyTorch
         find(name)
 
 

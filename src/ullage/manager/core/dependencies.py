@@ -1,4 +1,4 @@
-"""Jobs that wait for others: which jobs a reference means, whether those are over, and that none waits for itself."""
+"""Dependencies between jobs: resolves references to jobs, refuses cycles, and settles dependencies on finished jobs."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -10,8 +10,8 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import Need, State
 
 _ARRAY = re.compile(r"(\d{1,18})_(\d{1,10}|all|\{index\})")
-_AT_A_TIME = 500  # jobs that are settled in one transaction
-_SHOWN = 5  # of the jobs that one waits for, in a sentence
+_AT_A_TIME = 500  # jobs settled in one transaction
+_SHOWN = 5  # most dependencies named in a sentence
 
 
 class Dependencies:
@@ -19,7 +19,7 @@ class Dependencies:
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
-        self.unsettled = False  # whether `settle` has left some for another transaction
+        self.unsettled = False  # whether `settle` has more to do in another transaction
 
     def finder(
         self, caller: Caller, after: Sequence[Dependency], array: bool
@@ -73,7 +73,7 @@ class Dependencies:
         return dict.fromkeys((job.id, False) if job.array_id is None else (job.array_id, True) for job in jobs)
 
     def reached(self, needs: Iterable[Need]) -> set[int]:
-        """Return all jobs that these dependencies lead to, directly or over others."""
+        """Return all jobs that these dependencies lead to, directly or indirectly."""
         seen: set[int] = set()
         ahead = set(needs)
         while ahead:
@@ -83,11 +83,11 @@ class Dependencies:
         return seen
 
     def settle(self) -> None:
-        """Settle dependencies on finished jobs, some of them in one transaction; `unsettled` if more are left."""
+        """Settle some dependencies on finished jobs in one transaction; `unsettled` tells if more are left."""
         store, settled, self.unsettled = self._store, dict[int, list[Need]](), False
         if not store.dependencies:
             return
-        damaged = store.history.damaged.keys()  # how a job ended that cannot be read, nobody knows
+        damaged = store.history.damaged.keys()  # nobody knows how an unreadable job ended
         live, arrays = store.jobs.keys() | damaged, {job.array_id for job in store.jobs.values()}
         for number, needs in store.dependencies.items():
             over = [need for need in needs if need.job not in (arrays if need.whole else live)]
@@ -144,7 +144,7 @@ def _without_repeats(needs: Iterable[Need]) -> tuple[Need, ...]:
 
 
 def waits_for(needs: Iterable[Need], name: Callable[[int], str]) -> str:
-    """What a job waits for, as a sentence, with the names of jobs by their numbers.
+    """Describe the dependencies of a job in words; `name` names a job by its number.
 
     >>> waits_for([Need(3, False, "ok"), Need(12, True, "any")], str)
     'waits for job 3, array 12'

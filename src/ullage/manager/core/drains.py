@@ -1,4 +1,4 @@
-"""GPUs that operators take away from new jobs, at once or for a time, and the users whose jobs may use them then."""
+"""Drains: GPUs that operators close to new jobs, at once or for a time, except for the jobs of some users."""
 
 import grp
 import os
@@ -34,7 +34,7 @@ class Drains:
     def drain(
         self, gpu: str | int, reason: str, begin: float | None, until: float | None, allow: list[str]
     ) -> dict[str, Any]:
-        """Drain a GPU; a drain for all without an end replaces another such one."""
+        """Drain a GPU; a drain without exceptions or end replaces another such drain."""
         now, device = self._context.clock(), self._context.slot_reader.named(gpu)
         new = Drain(
             id=0,
@@ -56,7 +56,7 @@ class Drains:
         return {"gpu": device.id, "index": device.index, "drained": new.closes(now), "text": new.text}
 
     def resume(self, gpu: str | int, later: bool) -> dict[str, Any]:
-        """Remove the current drains of a GPU; with `later`, also those to come."""
+        """Remove the current drains of a GPU; with `later`, also future ones."""
         now, device = self._context.clock(), self._context.slot_reader.named(gpu)
         there = [each for each in self._store.history.drains(now) if each.gpu == device.id]
         gone = [each for each in there if later or each.begin <= now]

@@ -1,4 +1,4 @@
-"""Other terms for jobs that are there: editing one that waits, and putting one into the queue again."""
+"""Changes of existing jobs: edits waiting jobs and requeues others."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from ullage.manager.storage.records import WAITING, JobRecord, Need, State
 from ullage.units import format_bytes
 
 _SHOWN = 5  # names in a sentence
-_OF_PROMISE = {"memory", "estimator"}  # what a promise is made of
+_OF_PROMISE = {"memory", "estimator"}  # the fields that decide the promise
 
 
 class _Terms:
-    """The spec of jobs after an edit, with expensive checks done once for all jobs that share it."""
+    """The spec of jobs after an edit; its expensive checks run once for all jobs that share it."""
 
     def __init__(
         self, spec: JobSpec, stored: dict[str, Any], caller: Caller, array: bool, dependencies: Dependencies
@@ -56,7 +56,7 @@ class JobEditor:
                 raise InvalidValue(f"cannot edit {name[:80]!r}; {advice}")
         if not changes:
             raise InvalidValue(f"an edit must change at least one of {', '.join(EDITABLE)}")
-        specs: dict[int | None, _Terms] = {}  # jobs of an array share one, and so they stay
+        specs: dict[int | None, _Terms] = {}  # jobs of an array go on sharing one
         edited: list[JobRecord] = []
         self._store.afterwards(partial(self._done, "edited", edited))
 
@@ -66,7 +66,7 @@ class JobEditor:
                 raise InvalidValue(f"cannot edit: the job must be waiting, but it is {job.state}{stop}")
             if job.spec_id not in specs:
                 spec = self._edited(job, changes)
-                given = {} if "priority" in changes else {"priority": 0}  # one that an operator gave it stays
+                given = {} if "priority" in changes else {"priority": 0}  # a priority that an operator set stays
                 self._intake.check(caller, spec.model_copy(update=given))
                 stored = self._intake.stored_spec(spec, job.spec["limits"])
                 specs[job.spec_id] = _Terms(spec, stored, caller, job.array_id is not None, self._dependencies)
@@ -96,7 +96,7 @@ class JobEditor:
         if not _OF_PROMISE.isdisjoint(changes) or bool(spec.gpus) != bool(job.spec["gpus"]):
             values |= self._intake.promised(job, spec) | {"exclusive": spec.exclusive}
         elif spec.gpus != job.spec["gpus"]:
-            values["promises"] = ()  # those were of other ranks
+            values["promises"] = ()  # the ranks have changed
         if "after" in changes:
             self._store.wait_for(job.id, terms.needs(job))
         if "throttle" in changes and job.array_id is not None:
@@ -175,8 +175,8 @@ class JobEditor:
     def _spec_again(
         self, caller: Caller, job: JobRecord, env: Mapping[str, str] | None, memory: int | None
     ) -> tuple[JobSpec, dict[str, Any] | None]:
-        """Return the spec of a finished job with `env` if its own is gone and with `memory`, and its stored form if it
-        changed."""
+        """Return the spec of a finished job, with `memory` and, if its environment is gone, `env`; and its stored form
+        if it changed."""
         has_env = job.option("env") is not None
         changes: dict[str, Any] = {} if has_env else {"env": dict(env or {})}
         changes |= {} if memory is None else {"memory": memory}
@@ -184,13 +184,13 @@ class JobEditor:
         self._intake.check(caller, spec.model_copy(update={"priority": 0}))
         if not changes:
             return spec, None
-        if not has_env and caller.uid != job.uid:  # whose own variables may be secret
+        if not has_env and caller.uid != job.uid:  # the owner's variables may be secret
             raise InvalidValue(f"cannot requeue: its environment is not kept any more, so only {job.user} can")
         return spec, self._intake.stored_spec(spec, job.spec["limits"])
 
 
 def _of_environment(env: Mapping[str, str], before: Sequence[str]) -> str:
-    """What to say of an environment that takes the place of one with those variables.
+    """Describe an environment that replaces one with the variables `before`.
 
     >>> _of_environment({"HOME": "/root"}, ["HOME", "SEED"])
     '; its environment was not kept, so it has yours, without SEED'

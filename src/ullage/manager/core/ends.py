@@ -1,4 +1,4 @@
-"""Why an attempt ended, by evidence, and what becomes of its job: another attempt with more room, or the end."""
+"""Finds out why an attempt ended, and decides whether its job gets another attempt."""
 
 import re
 import signal
@@ -11,7 +11,7 @@ from ullage.manager.storage.records import INFRASTRUCTURE, AttemptRecord, Cause,
 from ullage.sandbox.process_identity import signal_name
 from ullage.units import parse_bytes
 
-# What PyTorch, TensorFlow, JAX, CUDA and Python print when memory or a GPU is gone.
+# The messages of PyTorch, TensorFlow, JAX, CUDA and Python when memory runs out or a GPU is lost.
 _GPU_MEMORY = re.compile(
     r"torch\.(?:cuda\.)?OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|cudaErrorMemoryAllocation"
     r"|CUDA_ERROR_OUT_OF_MEMORY|(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?ALLOC_FAILED"
@@ -34,11 +34,11 @@ _GPU_LOST = re.compile(
     r"|is/are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
     r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_NOT_READY|Unable to determine the device handle"
 )
-# The last line of a traceback: the name of an exception at the beginning of a line.
+# The last line of a traceback begins with the name of an exception.
 _LAST_WORDS = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Exhausted))\b.*$", re.MULTILINE
 )
-# Exceptions that only pass on that another process failed.
+# Exceptions that only report the failure of another process.
 _MESSENGERS = frozenset({"ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException"})
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]iB)")
 _IN_USE = re.compile(r"this process has ([\d.]+ [KMGT]iB) memory in use")
@@ -53,7 +53,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class OutputEvidence:
-    """The cause that the output names, its line, and the GPU memory that the job needed."""
+    """The cause that the output names, its line, and the GPU memory that the job needed, in bytes."""
 
     cause: Cause
     line: str
@@ -61,7 +61,7 @@ class OutputEvidence:
 
 
 def read_output(text: str) -> OutputEvidence | None:
-    """Return the last evidence in the output, or `None`; an error that was handled does not count."""
+    """Return the last evidence in the output, or `None`; errors that the program handled do not count."""
     matches = [(match.start(), cause, match) for cause, pattern in _KINDS for match in pattern.finditer(text)]
     if not matches:
         return None
@@ -74,7 +74,7 @@ def read_output(text: str) -> OutputEvidence | None:
 
 
 def needed_memory(text: str) -> int | None:
-    """What PyTorch had and what it asked for in its last out-of-memory message.
+    """Return the bytes that PyTorch held plus those it requested, by its last out-of-memory message.
 
     >>> needed_memory("nothing of the kind") is None
     True
@@ -86,7 +86,7 @@ def needed_memory(text: str) -> int | None:
 
 
 def _something_else_came_later(text: str, place: int) -> bool:
-    """Whether the program ended by another exception than the one at `place`."""
+    """Whether the program ended with another exception than the one at `place`."""
     after = text.find("\n", place)
     if after < 0:
         return False
@@ -96,7 +96,7 @@ def _something_else_came_later(text: str, place: int) -> bool:
 
 
 CANCELLED = "cancelled"
-REQUEUE, REQUEUE_HELD = REQUEUES = ("requeue", "requeue-held")  # reasons to stop a job that is to wait again
+REQUEUE, REQUEUE_HELD = REQUEUES = ("requeue", "requeue-held")  # reasons to stop a job that goes back to the queue
 _STOPPED = {
     CANCELLED: (Cause.CANCELLED, "cancelled"),
     **dict.fromkeys(REQUEUES, (Cause.REQUEUED, "stopped to go into the queue again")),
@@ -118,11 +118,11 @@ class AttemptEnd:
 
 def classify(record: dict[str, Any], output: str, gpu_lost: bool = False, mps_lost: bool = False) -> AttemptEnd:
     """Return the cause of an end from its exit record, its output, and the state of the GPU. The output counts only if
-    neither exit code 0 nor a stop explains the end."""
+    neither exit code 0 nor a stop order explains the end."""
     code, number, reason = record.get("code"), record.get("signal"), record.get("reason")
     if reason in _STOPPED:
         return AttemptEnd(*_STOPPED[reason])
-    # A shell around the program that saved itself has an exit code of its own, which says nothing about that program.
+    # The exit code may be that of a shell around the program that saved its checkpoint, and then says nothing about it.
     saved_inside = reason == "slot-end" and record.get("checkpoint_asked") and not record.get("leader_asked")
     if code == 0 and not saved_inside:
         return AttemptEnd(Cause.FINISHED, "exit code 0")
@@ -156,7 +156,7 @@ def _by_words(
 
 
 def _host_memory(record: dict[str, Any]) -> str | None:
-    """Return the evidence that the kernel killed it for lack of host memory, or `None`."""
+    """Return the evidence that the kernel killed the job for lack of host memory, or `None`."""
     if record.get("cgroup_kills"):
         return f"the kernel ended {record['cgroup_kills']} of its processes at its memory limit"
     killed = record.get("signal") == signal.SIGKILL or record.get("code") == 128 + signal.SIGKILL
@@ -165,7 +165,7 @@ def _host_memory(record: dict[str, Any]) -> str | None:
     return None
 
 
-# What the daemon sees for itself; of all other causes, the job's own words or end may be the only evidence.
+# Causes that the daemon observes itself; for all others, the job's output or exit may be the only evidence.
 _SEEN = frozenset({Cause.OVER_PROMISE, Cause.NOT_STARTED, Cause.SUPERVISOR_LOST, Cause.HOST_RESTARTED})
 _KINDS_OF_MEMORY: dict[Cause, Literal["memory", "over promise"]] = {
     Cause.GPU_MEMORY: "memory",
@@ -191,7 +191,7 @@ def what_next(
     job: JobRecord, attempt: AttemptRecord, ended: AttemptEnd, used: int | None, largest: int, rules: RecoveryRules
 ) -> RetryDecision:
     """Decide about another attempt: first by the job's own settings, then by placement's rules. `used` is the job's
-    highest use, `largest` the largest GPU's memory."""
+    highest use, `largest` the memory of the largest GPU, in bytes."""
     stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
     if job.option("requeue") is False and ended.cause is not Cause.NOT_STARTED:
         return stay._replace(text=f"{ended.detail}; it asked never to be started twice")

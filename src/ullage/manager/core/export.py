@@ -1,4 +1,4 @@
-"""What jobs really did, job by job: enough to run them again in a simulation (`ullage.manager.simulation.history`)."""
+"""Exports what each job did, in enough detail to run it again in a simulation (`ullage.manager.simulation.history`)."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ def trace(
     context: ManagerContext, caller: Caller, since: float | None, until: float | None, user: str | None, there: bool
 ) -> dict[str, Any]:
     """Return the jobs submitted between two times (the last seven days) that the caller may see; with `there`, also
-    unfinished earlier ones."""
+    earlier jobs that had not finished."""
     begin, end = times_asked(context, since, until)
     others: Others = "all" if caller.operator else context.settings.access.report
     jobs = [job for job in context.store.history.submitted_between(begin, end, there) if user in (None, job.user)]
@@ -43,7 +43,7 @@ def stored_trace(place: Path, since: float = 0.0, until: float | None = None) ->
     with tempfile.TemporaryDirectory(prefix="ullage-") as name:
         try:
             shutil.copyfile(file, Path(name) / FILE)
-            if (log := file.with_name(file.name + LOGS[0])).exists():  # what a daemon that was killed wrote last
+            if (log := file.with_name(file.name + LOGS[0])).exists():  # the last changes of a killed daemon
                 shutil.copyfile(log, Path(name) / (FILE + LOGS[0]))
         except OSError as error:
             raise InvalidValue(f"cannot read the database {file}: {error.strerror}") from None

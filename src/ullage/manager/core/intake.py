@@ -1,8 +1,8 @@
-"""Takes jobs in, with a promise that is requested, or measured in earlier runs; requests estimates, and revises the
-promises of jobs that wait or run by them.
+"""Accepts jobs with a promise that was requested or measured in earlier runs, requests estimates, and revises the
+promises of waiting and running jobs by them.
 
-Of an array, a few evenly spread jobs are estimated, with the first and the last, since needs that grow with the index
-are largest at an end. If they agree and read the same files, they speak for the others.
+Of an array, only the first job, the last one and a few evenly spaced between them are estimated: needs that grow with
+the index are largest at an end. If these estimates agree and read the same files, they hold for the other jobs.
 """
 
 import dataclasses
@@ -33,32 +33,32 @@ from ullage.units import format_bytes
 
 NOBODY = "none"
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Does a work as a transaction of its own (`GroupCommit.do`)."""
-_MOST_ASKED = 50  # estimates of one user that are asked for at the same time
+"""Runs a function in its own transaction (`GroupCommit.do`)."""
+_MOST_ASKED = 50  # open estimate requests per user
 Part = tuple[dict[str, Any], tuple[Need, ...]]
-"""What one job of a submission has of its own, and what it waits for."""
+"""The fields in which a job of a submission differs from the others, and its dependencies."""
 
 
 class InitialPromise(NamedTuple):
     """The promise of a new job on each GPU, in bytes, before any attempt."""
 
     promise: int | None  # None: unknown, or not estimated yet
-    note: str | None  # where it comes from; None if nothing is known before the estimate
-    estimate_key: str | None = None  # by which the estimate that is to come will be kept
+    note: str | None  # its source; None if nothing is known before the estimate
+    estimate_key: str | None = None  # cache key of the pending estimate
 
 
 class Intake:
     """Turns submissions into jobs, and requests their estimates."""
 
     answer_question: Callable[[str, EstimateAnswer], None]
-    """Stores the answer to a question that no job asks (`Questions` sets it)."""
+    """Stores the answer to a question without a job; set by `Questions`."""
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
         self._dependencies = Dependencies(context.store)
-        self._late: list[Callable[[], Any]] = []  # works that write down what was answered
-        self._backlog: dict[int, deque[int]] = {}  # jobs of each user whose estimates are not asked for yet
-        self._samples: dict[int, ArraySamples] = {}  # of each element that waits for what a few of its array say
+        self._late: list[Callable[[], Any]] = []  # functions that store answers
+        self._backlog: dict[int, deque[int]] = {}  # by user: jobs whose estimates are not requested yet
+        self._samples: dict[int, ArraySamples] = {}  # by array job that waits for the estimates of others
         self.limits = UserLimits(context)
         self.estimates = Estimates(context.settings.estimating, self.answered, context.service.wake)
 
@@ -83,7 +83,7 @@ class Intake:
 
     def _parts(self, caller: Caller, spec: JobSpec) -> Generator[None, None, list[Part]]:
         needs = self._dependencies.finder(caller, spec.after, spec.array is not None)
-        promises: dict[tuple[str, ...], InitialPromise] = {}  # parts that run the same command get the same promise
+        promises: dict[tuple[str, ...], InitialPromise] = {}  # jobs with the same command get the same promise
         parts: list[Part] = []
         for part, index in enumerate([None] if spec.array is None else spec.array):
             each = _of_index(spec, index)
@@ -173,7 +173,7 @@ class Intake:
         else:
             known = InitialPromise(None, None, key_of(spec, uid, estimator, self._gpus()))
         earlier = self._context.works.earlier_runs(uid, spec.model_dump(include=OF_A_RUN))
-        if earlier is None or earlier.promise > self._context.largest:  # it takes nearly all of a GPU
+        if earlier is None or earlier.promise > self._context.largest:  # with the margin, it needs more than a GPU has
             return known
         return known._replace(promise=earlier.promise, note=earlier.note)
 
@@ -185,7 +185,7 @@ class Intake:
         self.want(self._store.jobs.values())
 
     def want(self, jobs: Iterable[JobRecord]) -> None:
-        """Request missing estimates: of an array, those of a few jobs first."""
+        """Request missing estimates; of an array, only those of a few jobs at first."""
         count = self._context.settings.estimating.array_samples
         arrays: dict[int, list[JobRecord]] = {}
         for job in list(jobs):
@@ -241,8 +241,8 @@ class Intake:
             self.ask(job.id, request)
 
     def ask(self, id: int | str, request: EstimateRequest) -> None:
-        """Request an estimate for a job or a question. Answers to both are cached: of those for the same key and
-        variables, a process of the user checks the files."""
+        """Request an estimate for a job or a question. If cached answers have the same key and variables, a process of
+        the user checks whether their files are unchanged."""
         answers = []
         patience = self._context.clock() - self._context.settings.estimating.retry_failed_after
         for made, stored in self._store.kept_estimates(request.key):
@@ -268,9 +268,8 @@ class Intake:
         return "has just come" if self.estimates.is_compared(job.id) else None
 
     def _proceed(self) -> None:
-        """Begin estimates. Those of jobs that hold a GPU alone because their need is unknown come first, since they
-        block the most, or those of the elements that speak for them. Those of jobs that will have ended before are not
-        begun."""
+        """Start estimates. Those of jobs that hold a GPU alone because their need is unknown, or of the array jobs that
+        stand for them, come first, since they block the most. Jobs that will end before their estimate get none."""
         soon, first, late = self._context.clock() + self.estimates.usual_seconds, set[int](), set[int]()
         for attempt in self._store.attempts.values():
             job = self._store.job(attempt.job)
@@ -283,12 +282,12 @@ class Intake:
         self.estimates.proceed(first, late)
 
     def _stays_alone(self, job: JobRecord) -> bool:
-        """Whether a job has GPUs to itself, however little it needs."""
+        """Whether a job gets exclusive GPUs, however little it needs."""
         return job.exclusive or self._context.policy.alone
 
     def _expected_end(self, job: JobRecord, attempt: AttemptRecord) -> float:
-        """Return when a job will have ended, by its time limit and by earlier runs; infinite if that is unknown, as for
-        one that already runs longer than those."""
+        """Return the expected end of a job, by its time limit and earlier runs; infinite if unknown or if it already
+        runs longer than these."""
         limit, earlier = job.spec["time_limit"], self._context.works.earlier_runs(job.uid, job.request)
         began = attempt.started or attempt.placed
         ends = [began + span for span in (limit, earlier and earlier.elapsed) if span is not None]
@@ -306,7 +305,7 @@ class Intake:
                 self._tell_array(job, answer)
 
     async def follow(self, commit: Commit) -> None:
-        """Cancel estimates without a waiting job, request more, and store answers, also those that a full disk has
+        """Cancel estimates that no job needs, request more, and store answers, including those that a full disk
         delayed."""
         gone = [job for job in self.estimates.wanted if not _needs_estimate(self._store.jobs.get(job))]
         self.estimates.give_up(gone)
@@ -323,14 +322,14 @@ class Intake:
             self._context.say(str(error))
 
     def _tell_array(self, job: int, answer: EstimateAnswer | None) -> None:
-        """Give an array the answer of one of its jobs, or `None` if that job needs none any more."""
+        """Give an array the answer for one of its jobs, or `None` if that job no longer needs one."""
         samples = self._samples.pop(job, None)
         if samples is not None:
             samples.take(job, answer)
             self._conclude(samples)
 
     def _conclude(self, samples: "ArraySamples") -> None:
-        """Decide about the other jobs of an array once all answers are there."""
+        """Decide about the other jobs of an array once all answers have arrived."""
         if samples.pending:
             return
         for number in samples.rest:
@@ -363,10 +362,10 @@ class Intake:
             if job.estimate_note is not None:
                 values["estimate_note"] = f"{job.estimate_note}; {answer.text}"
         elif job.memory_failures:
-            values["promise"] = max(answer.upper, job.promise or 0)  # with less it ran out of memory
+            values["promise"] = max(answer.upper, job.promise or 0)  # it ran out of memory with less
         else:
             values["promise"] = answer.upper
-            if len(answer.by_rank) == job.spec["gpus"]:  # else it is not known which rank runs on which GPU
+            if len(answer.by_rank) == job.spec["gpus"]:  # otherwise the GPU of each rank is unknown
                 values["promises"] = answer.by_rank
         if answer.breakdown:
             values["breakdown"] = json.dumps(answer.breakdown)
@@ -384,8 +383,8 @@ class Intake:
             self._revise(job, self._store.live_attempt(job.id))
 
     def _revise(self, job: JobRecord, attempt: AttemptRecord) -> None:
-        """Promise a job that is alive what its estimate says, at least what it uses now. A job that is alone because
-        its need was unknown is shared from now on, if it needs no more than it has."""
+        """Promise a live job the memory of its estimate, and at least what it uses now. A job that was exclusive
+        because its need was unknown shares its GPUs from now on, if its promise fits on them."""
         if not attempt.slots or self._stays_alone(job):
             return
         used = self._context.used.get(attempt.token, {})
@@ -408,8 +407,8 @@ class Intake:
         crash_point("revise-before-commit")
 
     def _holds(self, job: JobRecord) -> bool:
-        """Whether to hold a job whose script fails during the estimate. A script that may have lacked a second GPU or
-        the output of other jobs is not held, nor one that runs."""
+        """Whether to hold a job whose script fails during the estimate. Running jobs, and scripts that may have lacked
+        a second GPU or the output of other jobs, are not held."""
         may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id)) or job.state.is_live
         return self._context.settings.estimating.failed == "hold" and not may_be_right
 
@@ -442,11 +441,11 @@ def what_runs(job: JobRecord) -> list[str | None]:
     return [request["cwd"], request["model"], None if script is None else script.source]
 
 
-_NEARLY = 0.02  # of the largest answer: answers that differ by no more agree
+_NEARLY = 0.02  # answers agree if they differ by at most this share of the largest
 
 
 def choose(elements: Collection[int], count: int) -> list[int]:
-    """So many of the elements, evenly from the first to the last.
+    """Return `count` evenly spaced elements, from the first to the last.
 
     >>> choose(range(1, 21), 3), choose([5, 7], 3)
     ([1, 11, 20], [5, 7])
@@ -460,7 +459,7 @@ def choose(elements: Collection[int], count: int) -> list[int]:
 
 
 def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
-    """The answer for elements that were not estimated, from those (by index) that were; `None` if these do not agree.
+    """Return the answer for the other elements, from the answers by index; `None` if these do not agree.
 
     >>> agreed({1: EstimateAnswer(100, "by a"), 9: EstimateAnswer(101, "by a")})
     EstimateAnswer(upper=101, note='by a (as elements 1 and 9: the largest of 2 estimates)', ...)
@@ -476,7 +475,7 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
     if any(answer.own_failure != largest.own_failure for answer in answers.values()):
         return None
     if len({_files(answer) for answer in answers.values()}) > 1:
-        return None  # each has a configuration of its own, say, and another one may ask for more
+        return None  # each may read its own configuration, and another one may need more
     which = _listed(sorted(answers))
     of = "" if largest.upper is None else f": the largest of {len(answers)} estimates" if len(answers) > 1 else ""
     note = f"{largest.note} (as {which}{of})"
@@ -527,7 +526,7 @@ class ArraySamples:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether no answer came, so that other jobs have to be estimated."""
+        """Whether no answer came, so that other jobs must be estimated."""
         return not self._answers
 
     def agreed(self) -> EstimateAnswer | None:
@@ -535,6 +534,6 @@ class ArraySamples:
         return agreed(self._answers) if self._answers else None
 
     def standing(self) -> str:
-        """Return what the other jobs wait for, in words after "the job"."""
+        """Return what the other jobs wait for, as words that follow "the job"."""
         waits = sorted(self._index_of[job] for job in self.pending)
         return f"waits for the estimate of {_listed(waits)} of its array"

@@ -1,4 +1,4 @@
-"""What one user may have, what all jobs may have of this machine, and the share of it that each is promised."""
+"""The limits of each user, the host's cores and memory for all jobs, and each job's promised share of them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ class UserLimits:
 
 
 def host_of(settings: HostSettings) -> HostShare:
-    """What all jobs together may have. Where no limit was set a core is left to them, however large the reserve.
+    """Return the cores and host memory of all jobs together. A reserve leaves them at least one core.
 
     >>> host_of(HostSettings(cores=8, memory="64GiB"))
     HostShare(cores=8, memory=68719476736)
@@ -83,7 +83,7 @@ def host_of(settings: HostSettings) -> HostShare:
 
 
 def share_of(request: Mapping[str, Any], settings: HostSettings) -> HostShare:
-    """Return the cores and host memory to promise a job. A job without a GPU gets a core at least."""
+    """Return the cores and host memory to promise a job. A job without a GPU gets at least one core."""
     cores, memory = request.get("cores"), request.get("host_memory")
     least = 1 if request["gpus"] == 0 else 0
     return HostShare(

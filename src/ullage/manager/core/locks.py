@@ -1,4 +1,4 @@
-"""What one daemon holds for as long as it lives, so that no second one does: its home, and the GPUs of this machine."""
+"""Locks that a daemon holds while it lives: on its home, and on the GPUs of this machine."""
 
 import contextlib
 import fcntl
@@ -10,7 +10,7 @@ from pathlib import Path
 from ullage.errors import AlreadyServing, NotAllowed
 from ullage.manager.identity import user_name
 
-GPU_LOCKS = (Path("/run/lock"), Path("/tmp"))  # the first of these where everybody may make files
+GPU_LOCKS = (Path("/run/lock"), Path("/tmp"))  # the first folder in which every user may create files
 
 
 def lock_home(folder: Path) -> int:
@@ -55,7 +55,7 @@ def lock_gpus(gpus: Iterable[str], say: Callable[[str], None]) -> list[int]:
 
 
 def _opened(file: Path) -> int:
-    """Open the file of a lock. Anyone may have made it, so no link is followed."""
+    """Open a lock file. Any user may have created it, so symbolic links are not followed."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with contextlib.suppress(FileExistsError):

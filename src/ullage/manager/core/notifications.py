@@ -25,13 +25,13 @@ from ullage.sandbox.parent import run
 from ullage.units import GIB
 
 _AT_ONCE = 4
-_LOOK = 5.0  # seconds between two looks, should the disk have been full
+_LOOK = 5.0  # seconds between two checks, in case the disk was full
 
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def check_notifications(spec: JobSpec, settings: NotifySettings) -> None:
-    """Refuse a job's command at its end if the site allows none."""
+    """Refuse a job with an end command if the site allows none."""
     if spec.on_end is not None and not settings.commands:
         raise InvalidValue("cannot run a command at a job's end: this site runs none (notify.commands in the settings)")
 
@@ -60,8 +60,8 @@ class Notifier:
         self._context, self._settings, self._commit = context, context.settings.notify, commit
         self._woken = asyncio.Event()
         self._places = asyncio.Semaphore(_AT_ONCE)
-        self._busy: dict[tuple[int, str], asyncio.Task[None]] = {}  # who is being told by what
-        # Of what is not crossed out yet: a full disk is no second telling.
+        self._busy: dict[tuple[int, str], asyncio.Task[None]] = {}  # deliveries in progress, by user and kind
+        # Of deliveries not yet removed from the database: if the disk is full, they are not repeated.
         self._results: dict[int, DeliveryResult] = {}
 
     def of_end(self, job: JobRecord) -> Iterator[EndNote]:
@@ -81,7 +81,7 @@ class Notifier:
             self._woken.clear()
             try:
                 due = await asyncio.to_thread(self._context.store.history.notifications)
-            except Exception as error:  # what is wrong with the disk is said by the step
+            except Exception as error:  # the daemon's step reports problems with the disk
                 due = {}
                 if not isinstance(error, UllageError):
                     self._context.say(f"notifications cannot be read: {type(error).__name__}: {error}")
@@ -114,7 +114,7 @@ class Notifier:
     def _deliver(self, each: Notification) -> "DeliveryResult":
         try:
             return self._by_kind(each)
-        except Exception as error:  # whatever it is, the others are to be told
+        except Exception as error:  # whatever went wrong, the other notifications must go out
             return DeliveryResult(False, f"{type(error).__name__}: {error}")
 
     def _by_kind(self, each: Notification) -> "DeliveryResult":
@@ -133,7 +133,7 @@ class Notifier:
 
 
 async def _in_thread(work: "Callable[[], DeliveryResult]") -> "DeliveryResult":
-    """Run a function in a daemon thread: a delivery that an ending daemon cuts off is repeated."""
+    """Run a function in a daemon thread. If the end of the daemon cuts off a delivery, the next daemon repeats it."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[DeliveryResult] = loop.create_future()
 
@@ -154,7 +154,7 @@ _COMMAND = "ullage.sandbox.child:run_command"
 
 
 class DeliveryResult(NamedTuple):
-    """Whether it was delivered, and details."""
+    """Whether a notification was delivered, and details."""
 
     done: bool
     text: str
@@ -168,7 +168,7 @@ def by_command(
     rights: Mapping[str, int | str],
     seconds: float,
 ) -> DeliveryResult:
-    """Run a command, once, whatever its result."""
+    """Run a command once, whatever its result."""
     request = {"command": list(command), "text": json.dumps(facts), "env": dict(env) | variables(facts)}
     limits = Limits(seconds=seconds, memory=4 * GIB, processes=256)
     outcome = run(_COMMAND, request, limits=limits, env=environment(env), cwd=cwd, rights=rights or None)

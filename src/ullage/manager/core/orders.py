@@ -1,8 +1,7 @@
 """All orders to a daemon: one method for each verb.
 
-Each takes the caller and values that fit its parameters, and returns plain values, ready for JSON. `VERBS` says how
-`Daemon.call` does it: changes in a `GroupCommit`, yielding between thousands of jobs; long answers in a thread that
-only reads.
+Each takes the caller and checked arguments, and returns plain values, ready for JSON. `VERBS` says how `Daemon.call`
+runs it: changes in a `GroupCommit`, yielding between thousands of jobs; long answers in a thread that only reads.
 """
 
 import dataclasses
@@ -56,19 +55,19 @@ _T = TypeVar("_T")
 Answers = Generator[None, None, _T]
 MOST_TOKENS = 100
 MOST_LOG = 256 << 10
-_AT_A_TIME = 100  # jobs that are over, read from the disk
+_AT_A_TIME = 100  # finished jobs read from the disk at a time
 _OUTPUTS = {"stdout": STDOUT, "stderr": STDERR}
 
-# What orders take, with the limits that hold for everybody.
+# Types of arguments, with limits for all users.
 Offset = Annotated[int, Field(ge=0, le=2**60, description="without the first ones")]
 Moment = Annotated[float | None, Field(ge=0, le=1e11, description="seconds since 1970")]
 
 
 class Orders:
-    """The verbs of `VERBS`, a method each. `api` is where the REST API listens, and the token of the daemon's own user.
+    """A method for each verb of `VERBS`. `api` is the address of the REST API, and the daemon's own token.
 
-    A job is named by its number (`17`), by its place in an array (`12_3`), some of an array by `12_[1-5,8]`, all of it
-    by `12_all`, and a job of one's own by its name.
+    A reference to jobs is a number (`17`), a place in an array (`12_3`), some places of it (`12_[1-5,8]`), all of it
+    (`12_all`), or the name of the caller's own jobs.
     """
 
     def __init__(
@@ -89,12 +88,12 @@ class Orders:
         self._views = JobViews(context, intake)
 
     def ping(self, caller: Caller) -> dict[str, Any]:
-        """That somebody is there, and who."""
+        """Check that the daemon answers, and return what it is."""
         who = {"you": caller.user, "uid": caller.uid, "operator": caller.operator, "scope": caller.scope}
         return self.about() | who
 
     def about(self) -> dict[str, Any]:
-        """What this daemon is."""
+        """Return this daemon's version, policy and numbers."""
         settings, service = self._context.settings, self._service
         return {
             "version": ullage.__version__,
@@ -127,8 +126,8 @@ class Orders:
         job: JobSpec,
         key: Annotated[str | None, Field(min_length=8, max_length=200)] = None,
     ) -> Answers[dict[str, Any]]:
-        """New jobs; on disk when this is answered. `key` is any text of the submitter's own that is used once: the same
-        key again (after a lost answer) gives the same jobs."""
+        """Submit jobs, which are on disk when the answer comes. `key` is any text that the submitter uses once: the
+        same key again (after a lost answer) returns the same jobs."""
         check_submitter(caller)
         made = yield from self._intake.submit(caller, job, key or secrets.token_hex(16))
         self._store.afterwards(self._service.wake)
@@ -150,33 +149,33 @@ class Orders:
         }
 
     def dry_run(self, caller: Caller, job: JobSpec, estimate: str | None = None) -> Answers[dict[str, Any]]:
-        """What would become of a submission now; nothing is stored or started. With the id of an `estimate` of its
-        command, that is what it would need and do."""
+        """Return whether and where a submission would start now; store and start nothing. With the id of an `estimate`
+        of its command, that gives its memory and speed."""
         check_submitter(caller)
         expected = None if estimate is None else self._questions.expected(caller, estimate)
         return self._trials.of(caller, job, expected)
 
     def estimate(self, caller: Caller, question: EstimateSpec) -> dict[str, Any]:
-        """Ask for an estimate without a job. The answer has an id, by which `estimated` tells more."""
+        """Request an estimate without a job. The answer has an id, with which `estimated` returns the result."""
         check_submitter(caller)
         return self._questions.ask(caller, question)
 
     def cancel_estimate(self, caller: Caller, estimate: str) -> dict[str, Any]:
-        """Give up an estimate that was asked for and is not there yet."""
+        """Cancel a requested estimate that is not finished."""
         return self._questions.cancel(caller, estimate)
 
     def estimated(self, caller: Caller, estimate: str) -> dict[str, Any]:
-        """A question of that id, with its answer once there is one."""
+        """Return the question with an id, and its answer once there is one."""
         return self._questions.one(caller, estimate)
 
     def estimates(self, caller: Caller, limit: verbs.Rows = 50) -> list[dict[str, Any]]:
-        """What who asks has asked, the newest first, without the answers."""
+        """List the caller's questions, newest first, without their answers."""
         return self._questions.asked_by(caller, limit)
 
     def queue(
         self, caller: Caller, user: verbs.User = None, limit: verbs.Rows | None = None, offset: Offset = 0
     ) -> list[dict[str, Any]]:
-        """All jobs that are not over, in the order of their numbers, with why they wait; or a page of them."""
+        """Return all unfinished jobs, or a page of them, by number, with the reasons why they wait."""
         jobs = self._not_over(user)
         return [self._views.shown(caller, job) for job in jobs[offset:][:limit]]
 
@@ -188,8 +187,8 @@ class Orders:
         offset: Offset = 0,
         live: bool = False,
     ) -> dict[str, Any]:
-        """The same in few rows: jobs of an array that wait in the same way are one. Also how many jobs there are. With
-        `live`, only the rows of jobs that have a place on GPUs now."""
+        """Return the queue in fewer rows, in which jobs of an array that wait in the same state share one, and the
+        number of jobs. With `live`, return only the rows of jobs that hold GPUs now."""
         jobs = self._not_over(user)
         rows = folded(jobs)
         wanted = [row for row in rows if row[0].id in self._store.attempts] if live else rows
@@ -205,7 +204,7 @@ class Orders:
         return [job for _, job in sorted(self._store.jobs.items()) if user is None or job.user == user]
 
     def status(self, caller: Caller, job: verbs.JobReference) -> list[dict[str, Any]]:
-        """All that is known of jobs: estimate, promise, attempts with their causes."""
+        """Return all details of jobs: estimate, promise, and attempts with their causes."""
         jobs = self._store.several(self.resolve(caller, job))
         attempts = self._store.history.attempts(one.id for one in jobs)
         shown = []
@@ -224,8 +223,8 @@ class Orders:
         return more_memory(promise, used, self._context.largest, self._context.settings.recovering.rules)
 
     def memory(self, caller: Caller, job: verbs.JobReference) -> dict[str, Any]:
-        """The memory of a job's attempts over time: from `begin` on, every `step` seconds, the most bytes that it held
-        on one GPU; null where nobody looked."""
+        """Return the memory of a job's attempts over time: from `begin` on, every `step` seconds, the most bytes that
+        it held on one GPU; null if not measured."""
         number = self._one(caller, job)
         curves = self._store.history.curves(number)
         live = self._store.attempts.get(number)
@@ -248,7 +247,7 @@ class Orders:
         }
 
     def history(self, caller: Caller, limit: verbs.Rows = 50, user: verbs.User = None) -> list[dict[str, Any]]:
-        """Jobs that are over, the last one first, with waiting, running and completion time."""
+        """Return finished jobs, the latest first, with their times of waiting, running and completion."""
         return [self._views.shown(caller, job) for job in self._store.history.over(limit, user)]
 
     def logs(
@@ -260,8 +259,8 @@ class Orders:
         offset: Offset = 0,
         tail: Annotated[int | None, Field(ge=0, le=2**60, description="only so many of the last bytes")] = None,
     ) -> dict[str, Any]:
-        """A piece of an output (of the newest attempt by default) from a byte on, or with `tail` of at most so many of
-        its last bytes; `over`: there will be no more."""
+        """Return a piece of an output (by default of the newest attempt) from a byte offset on, or with `tail` at most
+        that many of its last bytes. `over` means that there will be no more."""
         number = self._one(caller, job)
         record = self._store.job(number)
         self._check_mine(caller, record, "read the output of")
@@ -287,7 +286,7 @@ class Orders:
         }
 
     def attach(self, caller: Caller, job: verbs.JobReference) -> dict[str, Any]:
-        """The socket of an interactive job's terminal, once it runs; only its user and root can connect there."""
+        """Return the socket of a running interactive job's terminal; only its user and root can connect."""
         number = self._one(caller, job)
         record = self._store.job(number)
         self._check_mine(caller, record, "attach to")
@@ -336,7 +335,7 @@ class Orders:
         return self._each(caller, jobs, "hold", hold)
 
     def release(self, caller: Caller, jobs: list[verbs.JobReference]) -> Answers[list[dict[str, Any]]]:
-        """Let held jobs go on."""
+        """Let held jobs start."""
 
         def release(job: JobRecord) -> str:
             self._store.move(job, "release", State.QUEUED, detail=None)
@@ -347,7 +346,7 @@ class Orders:
     def edit(
         self, caller: Caller, jobs: list[verbs.JobReference], changes: dict[str, Any]
     ) -> Answers[list[dict[str, Any]]]:
-        """Give waiting jobs other values, by the names of a job file."""
+        """Change values of waiting jobs, by the names of a job file."""
         return self._each(caller, jobs, "edit", self._editor.editing(caller, changes))
 
     def requeue(
@@ -358,8 +357,8 @@ class Orders:
         env: dict[str, str] | None = None,
         memory: Annotated[int | None, Field(gt=0, le=2**50, description="bytes on each GPU")] = None,
     ) -> Answers[list[dict[str, Any]]]:
-        """Put jobs into the queue again; those that run are stopped first. `env` is for those whose own is not kept.
-        With `memory`, which only jobs that are over can be given, that is what they ask for from now on."""
+        """Requeue jobs; running ones are stopped first. Jobs whose environment is no longer stored get `env`. With
+        `memory`, allowed for finished jobs only, they request that much from now on."""
         return self._each(caller, jobs, "requeue", self._editor.requeueing(caller, hold, env, memory))
 
     def drain(
@@ -371,18 +370,18 @@ class Orders:
         until: Moment = None,
         allow: verbs.Allowed = None,
     ) -> dict[str, Any]:
-        """No new jobs for a GPU (by index or UUID), but those of some users and groups (`@NAME`); those that are there
-        go on. With times, no job is started before that might still run then."""
+        """Keep new jobs off a GPU (index or UUID), except those of some users and groups (`@NAME`); running jobs go on.
+        With times, jobs that might still run at `begin` do not start before it."""
         self._check_operator(caller, "drain or resume a GPU")
         return self._drains.drain(gpu, reason, begin, until, allow or [])
 
     def resume(self, caller: Caller, gpu: verbs.GPUReference, later: verbs.Later = False) -> dict[str, Any]:
-        """New jobs for a GPU again; with `later`, what is to be drained at another time is not."""
+        """Let a GPU take new jobs again; with `later`, also remove its future drains."""
         self._check_operator(caller, "drain or resume a GPU")
         return self._drains.resume(gpu, later)
 
     def gpus(self, caller: Caller) -> list[dict[str, Any]]:
-        """GPUs as they are now: what is used, what is promised, what is left, and to whom."""
+        """Return the GPUs as they are now: used, promised and free memory, and the jobs that hold it."""
         drained = self._context.drained
         latest = self._context.slot_reader.monitor.latest
         return [
@@ -395,12 +394,12 @@ class Orders:
         since: Annotated[int, Field(ge=0, le=2**62)] = 0,
         limit: Annotated[int, Field(ge=1, le=10_000)] = 1000,
     ) -> dict[str, Any]:
-        """What happened after event number `since`; `last` is the number to ask with next."""
+        """Return the events after number `since`; `last` is the `since` of the next request."""
         events = self._store.history.events(since, limit)
         for event in events:
             uid = event.pop("uid")
             if uid is not None and not caller.may_change(uid):
-                event["text"] = ""  # it may quote what the job printed
+                event["text"] = ""  # it may quote the job's output
         return {"events": events, "last": events[-1]["id"] if events else self._store.last_event}
 
     def report(
@@ -411,7 +410,7 @@ class Orders:
         until: Moment = None,
         user: verbs.User = None,
     ) -> dict[str, Any]:
-        """What jobs took between two times (the last seven days), in rows by user, day, name and GPU."""
+        """Return the resources that jobs used between two times (the last seven days), by user, day, name and GPU."""
         return report(self._context, caller, by, since, until, user)
 
     def trace(
@@ -422,19 +421,19 @@ class Orders:
         user: verbs.User = None,
         there: bool = False,
     ) -> dict[str, Any]:
-        """The jobs that were submitted between two times (the last seven days), with all that a simulation needs; with
-        `there`, those too that had been submitted before and were not over yet."""
+        """Return the jobs submitted between two times (by default the last seven days), with all that a simulation
+        needs; with `there`, also earlier jobs that had not finished."""
         return trace(self._context, caller, since, until, user, there)
 
     def api(self, caller: Caller) -> dict[str, Any]:
-        """Where the REST API listens, and for the daemon's own user the token that is in `run/api-token`."""
+        """Return the address of the REST API, and to the daemon's own user the token in `run/api-token`."""
         if self._api is None:
             raise InvalidValue("this daemon has no API; start it with `ullage serve --api 8600`")
         url, token = self._api
         return {"url": url, "token": token if caller.uid == os.getuid() else None}
 
     def tokens(self, caller: Caller, everybody: verbs.Everybody = False) -> list[dict[str, Any]]:
-        """The tokens of who asks, or of everybody."""
+        """List the tokens of the caller, or of all users."""
         if everybody:
             self._check_operator(caller, "see the tokens of others")
         return [_token_shown(each) for each in self._tokens.records(None if everybody else caller.uid)]
@@ -447,7 +446,7 @@ class Orders:
         lasts: Annotated[float | None, Field(gt=0, lt=3.2e9, description="seconds until it expires")] = None,
         user: verbs.Owner = None,
     ) -> dict[str, Any]:
-        """A new token for who asks, or for another user; the answer is the only place where it is shown."""
+        """Make a token for the caller or another user; only this answer shows it."""
         uid, owner = caller.uid, caller.user
         if user is not None and user != caller.user:
             self._check_operator(caller, "make tokens for others")
@@ -458,7 +457,7 @@ class Orders:
         return {"token": token} | _token_shown(record)
 
     def token_revoke(self, caller: Caller, token: Annotated[int, Field(ge=1, le=2**62)]) -> dict[str, Any]:
-        """Make a token worth nothing."""
+        """Revoke a token."""
         record = self._tokens.one(token)
         if not caller.may_change(record.uid):
             raise NotAllowed(f"{caller.user} may not revoke a token of {record.user}; operators may")
@@ -467,7 +466,7 @@ class Orders:
         return _token_shown(record)
 
     def figures(self, caller: Caller) -> dict[str, Any]:
-        """What `GET /metrics` shows."""
+        """Return the figures for `GET /metrics`."""
         waiting = [job.submitted for job in self._store.jobs.values() if job.state in WAITING]
         return {
             "about": self.about(),
@@ -477,13 +476,13 @@ class Orders:
         }
 
     def stop_serving(self, caller: Caller) -> dict[str, Any]:
-        """End the daemon; jobs go on and are adopted by the next one."""
+        """End the daemon; jobs go on, and the next daemon adopts them."""
         self._check_operator(caller, "stop the daemon")
         self._service.end()
         return {"running": len(self._store.attempts)}
 
     def resolve(self, caller: Caller, reference: str | int) -> list[int]:
-        """The numbers of the jobs that a reference means."""
+        """Return the numbers of the jobs that a reference means."""
         text = str(reference)
         match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,9}|all|\[[\d,:-]{1,4096}\]))?", text)
         if match is None:
@@ -508,7 +507,7 @@ class Orders:
     def _each(
         self, caller: Caller, jobs: list[verbs.JobReference], doing: str, do: Callable[[JobRecord], str]
     ) -> Answers[list[dict[str, Any]]]:
-        """Do the same to several jobs; a refusal for one does not stop the others."""
+        """Apply a change to several jobs; a refusal for one does not stop the others."""
         if not jobs:
             raise InvalidValue(f"the jobs to {doing} must be given, by number or name")
         numbers = list(dict.fromkeys(number for one in jobs for number in self.resolve(caller, one)))
@@ -553,7 +552,7 @@ def arguments_model(name: str, arguments: dict[str, tuple[Any, Any]]) -> type[Ba
 
 
 def _read(file: Path, offset: int) -> tuple[str, int]:
-    """Read a piece of an output that ends with a whole character; return it and its end."""
+    """Read a piece of an output up to a whole character; return it and the offset of its end."""
     data, end, missing = read_piece(str(file), min(offset, 1 << 60), MOST_LOG)
     gone = f"\n[{format_bytes(missing)} of the output are not kept]\n" if missing else ""
     for cut in range(min(3, max(0, len(data) - 1)) + 1):

@@ -1,4 +1,4 @@
-"""Estimates that somebody asks for without a job: made as any other, answered in full, and kept."""
+"""Estimates that users request without a job: made like all others, answered in full, and stored."""
 
 import os
 import secrets
@@ -22,13 +22,13 @@ from ullage.manager.storage.database import Database
 from ullage.manager.storage.records import packed, unpacked
 from ullage.text import plain
 
-MOST_OPEN, MOST_KEPT = 20, 10_000  # of one user
-_OF_OTHERS = ("script", "args", "command", "env", "cwd", "venv", "conda")  # is shown to who asked alone
+MOST_OPEN, MOST_KEPT = 20, 10_000  # stored questions per user
+_OF_OTHERS = ("script", "args", "command", "env", "cwd", "venv", "conda")  # shown only to the user who asked
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionRecord:
-    """A question and its answer, once known; times in seconds since 1970."""
+    """A question and its answer, once known. Times are in seconds since 1970."""
 
     id: str
     uid: int
@@ -42,7 +42,7 @@ class QuestionRecord:
 
 class Questions:
     """Answers estimates without a job, in the same queue as estimates of jobs. Questions are stored under an id that
-    cannot be guessed; open ones are in memory too."""
+    cannot be guessed; unanswered ones are in memory too."""
 
     def __init__(self, context: ManagerContext, intake: Intake, database: Database) -> None:
         self._context, self._intake, self._estimates = context, intake, intake.estimates
@@ -65,7 +65,7 @@ class Questions:
         return record
 
     def ask(self, caller: Caller, spec: EstimateSpec) -> dict[str, Any]:
-        """Add a question; of a user with too many, the oldest goes."""
+        """Add a question; if the user has too many, remove the oldest."""
         if sum(each.uid == caller.uid for each in self._open.values()) >= MOST_OPEN:
             raise InvalidValue(f"you have {MOST_OPEN} questions without an answer; ask again when one is answered")
         if spec.estimator is not None:
@@ -89,7 +89,7 @@ class Questions:
         return self._shown(caller, record)
 
     def one(self, caller: Caller, id: str) -> dict[str, Any]:
-        """Return a question. Its id suffices to see the answer; script and paths are for its user only."""
+        """Return a question. Anyone with its id sees the answer; only its user sees script and paths."""
         return self._shown(caller, self._record(id))
 
     def asked_by(self, caller: Caller, limit: int) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ class Questions:
             raise InvalidValue(f"the estimate must have an answer, but {id[:80]} has none") from None
 
     def resume(self) -> None:
-        """After a restart, repeat open questions."""
+        """After a restart, request the estimates of unanswered questions again."""
         for record in list(self._open.values()):
             self._want(record)
 

@@ -1,4 +1,4 @@
-"""What jobs took, in figures: by user, day, name of the job and GPU."""
+"""Reports of the resources that jobs used, by user, day, job name and GPU."""
 
 import datetime
 import functools
@@ -21,10 +21,10 @@ _HOUR, _WEEK = 3600.0, 7 * 86400.0
 
 
 class UsageSpan(NamedTuple):
-    """An attempt, or the part of it on one day and one GPU; unknown is None.
+    """An attempt, or the part of it on one day and one GPU; None is unknown.
 
-    `gpus` counts its GPUs, `part` the same by promised memory. `energy` is in joules, `waited` the time before the
-    first attempt.
+    `gpus` is the number of its GPUs, `part` the same number weighted by promised memory. `energy` is in joules,
+    `waited` the time before the first attempt.
     """
 
     job: int
@@ -53,7 +53,7 @@ class _Sums:
     gpu_seconds: float = 0.0
     part_seconds: float = 0.0
     core_seconds: float = 0.0
-    promised: float = 0.0  # bytes times GPU-seconds, of spans whose use is known
+    promised: float = 0.0  # bytes times GPU-seconds, of spans with known use
     used: float = 0.0
     used_seconds: float = 0.0
     energy: float | None = None
@@ -123,11 +123,11 @@ def times_asked(context: ManagerContext, since: float | None, until: float | Non
 
 
 def spans_of(rows: Iterable[Mapping[str, Any]], since: float, until: float, now: float) -> Iterator[UsageSpan]:
-    """Yield the parts of attempts between two times. Waiting counts at the first placement, a cause at the end."""
+    """Yield the parts of attempts between two times. Waiting counts at the first placement, causes at the end."""
     for row in rows:
         end = now if row["ended"] is None else row["ended"]
         begin = end if row["started"] is None else min(row["started"], end)
-        if row["elapsed"] is not None:  # the clock may have been set meanwhile
+        if row["elapsed"] is not None:  # the clock may have been changed meanwhile
             begin = end - row["elapsed"]
         inside = max(0.0, min(end, until) - max(begin, since))
         part = inside / (end - begin) if end > begin else 1.0
@@ -165,7 +165,7 @@ def report_of(spans: Iterable[UsageSpan], by: Sequence[str], names: Mapping[str,
 
 
 def visible(spans: Iterable[UsageSpan], user: str, others: Others) -> Iterator[UsageSpan]:
-    """Yield what a user may see: their own spans, and those of others as the site allows."""
+    """Yield the spans that a user may see: their own, and those of others as the site allows."""
     for span in spans:
         if span.user == user or others == "all":
             yield span
@@ -174,7 +174,7 @@ def visible(spans: Iterable[UsageSpan], user: str, others: Others) -> Iterator[U
 
 
 def check_by(by: Sequence[str]) -> tuple[str, ...]:
-    """What rows are for, in the order given.
+    """Check the keys of rows and return them in the same order.
 
     >>> check_by(["usr"])
     Traceback (most recent call last):
@@ -195,7 +195,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def _pieces(span: UsageSpan, by: Sequence[str]) -> Iterator[UsageSpan]:
-    """Cut a span by days and GPUs, if rows are for these. Waiting is in the first piece, the cause in the last."""
+    """Cut a span by days and GPUs, if rows have these keys. Waiting is in the first piece, the cause in the last."""
     places = [(slot,) for slot in span.slots] if "gpu" in by and span.slots else [span.slots]
     times = list(_days(span.begin, span.end)) if "day" in by else [(span.begin, span.end)]
     if len(places) == len(times) == 1:

@@ -1,4 +1,4 @@
-"""Starts waiting jobs: asks `placement` which may start, promises them memory, writes that down, and starts them."""
+"""Starts waiting jobs: gets decisions from `placement`, promises memory, records the promises, and starts the jobs."""
 
 import asyncio
 import secrets
@@ -26,12 +26,12 @@ from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.records import STARTING, AttemptRecord, Cause, Drain, JobRecord, State
 from ullage.units import format_bytes, format_moment
 
-_TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # who had a turn stands behind those who had none
-_SLICE = 0.02  # seconds of work after which others get their turn
+_TO_THE_END = (Cause.SLOT_ENDED, Cause.REQUEUED)  # jobs that had a turn go behind the others
+_SLICE = 0.02  # seconds of work after which the event loop gets control
 
 
 class Scheduler:
-    """Decides which waiting jobs start now, promises them memory, and starts them. `awaits_estimate` tells why a job
+    """Decides which waiting jobs start now, promises them memory, and starts them. `awaits_estimate` returns why a job
     must not start before its estimate, or `None`."""
 
     def __init__(
@@ -41,17 +41,17 @@ class Scheduler:
         self._dependencies = Dependencies(context.store)
         self._rules = replace(rules_of(context.settings, context.cards is not None), predict=context.works.predict)
         self._policy = forgiving(context.policy, self._policy_failed)
-        self._failures: dict[int, PolicyFailed] = {}  # of the policy, by job, in this pass
+        self._failures: dict[int, PolicyFailed] = {}  # failures of the policy in this pass, by job
         self._last_failure = ""
         self._limits = UserLimits(context)
         self._seen: dict[int, tuple[JobRecord, float | None, Job]] = {}
         self._ready: dict[int, Job] = {}
-        self._blocked: set[int] = set()  # those that wait for other jobs, or for a time
-        self._drains: list[Drain] = []  # as the jobs that are ready know them
+        self._blocked: set[int] = set()  # jobs that wait for other jobs or for a time
+        self._drains: list[Drain] = []  # the drains that the ready jobs were built with
 
     async def place(self) -> list[tuple[JobRecord, AttemptRecord]]:
-        """Promise what may start now, in the ledger and on disk; `start` comes after it. Orders that come meanwhile
-        are heeded."""
+        """Promise memory, in the ledger and on disk, to the jobs that may start now; call `start` for each of them.
+        Orders that come meanwhile take effect."""
         context = self._context
         await context.store.change(self._dependencies.settle)
         while self._dependencies.unsettled:
@@ -74,7 +74,7 @@ class Scheduler:
         self._failures[failure.job] = failure
 
     def _tell_failures(self, failures: Sequence[PolicyFailed]) -> None:
-        """Let jobs wait whose custom policy failed, and show why."""
+        """Keep jobs waiting whose custom policy failed, and show the error."""
         if not failures:
             return
         self._context.reasons.update((failure.job, str(failure)) for failure in failures)
@@ -90,7 +90,7 @@ class Scheduler:
         return why is not None
 
     def _within_limits(self, decisions: Sequence[Decision], held: Counter[int] | None) -> list[Decision]:
-        """Drop decisions that exceed a user's limit together."""
+        """Drop decisions that would exceed a user's limit."""
         if held is None:
             return list(decisions)
         allowed = []
@@ -100,7 +100,7 @@ class Scheduler:
                 held[job.uid] += len(decision.slots)
                 allowed.append(decision)
         if len(allowed) < len(decisions):
-            self._context.service.wake()  # others may have their places
+            self._context.service.wake()  # other jobs may have these places
         return allowed
 
     def try_out(self, jobs: Sequence[JobRecord], throttle: int | None) -> Generator[None, None, PassOutcome]:
@@ -172,7 +172,7 @@ class Scheduler:
     def _made(self, job: JobRecord, queued: float | None, throttle: int | None) -> Job:
         context, spec = self._context, job.spec
         busy, min_speed = context.works.busy(job.work), job.option("min_speed")
-        came = max(job.submitted, job.option("begin") or 0.0)  # before its start time it did not wait
+        came = max(job.submitted, job.option("begin") or 0.0)  # waiting begins at its start time
         queued = max(came, queued or came)
         return Job(
             id=job.id,
@@ -201,16 +201,16 @@ class Scheduler:
         return Running(self._as_placement(self._context.store.job(attempt.job)), attempt.slots, attempt.placed)
 
     def makes_room(self, leaving: AttemptRecord) -> bool:
-        """Whether a waiting job would start if this attempt ended and its job were queued again, besides those being
-        stopped."""
+        """Whether another waiting job would start if, besides the attempts being stopped, this one ended and its job
+        were queued again."""
         context = self._context
         gone = [each for each in context.store.attempts.values() if context.store.job(each.job).state is State.STOPPING]
         more = self._placed_without([*gone, leaving])
         return bool(more) and bool(more - self._placed_without(gone))
 
     def _placed_without(self, gone: Sequence[AttemptRecord]) -> set[int]:
-        """Return the waiting jobs that would start without some attempts, whose jobs wait again, among jobs that a
-        pass has seen."""
+        """Return the waiting jobs of the last pass that would start if some attempts ended and their jobs waited
+        again."""
         context, now = self._context, self._context.clock()
         ledger, used, numbers = context.ledger.copy(), dict[str, int](), {each.job for each in gone}
         for attempt in gone:
@@ -232,13 +232,13 @@ class Scheduler:
     def _pass(
         self, waiting: Sequence[Job], running: Sequence[Running], slots: Sequence[Slot], ledger: Ledger
     ) -> Callable[[], PassOutcome]:
-        """Return a pass over these jobs now, by the policy, rules and accounts of this site; any thread may call it."""
+        """Return a thread-safe function that makes a pass over these jobs by the site's policy, rules and accounts."""
         now, name = self._context.clock(), self._context.store.name_of
         usage = self._context.fair_share.usage(now)
         return partial(decide, self._policy, waiting, running, slots, ledger, self._rules, now, usage, name)
 
     def _promise(self, decisions: Sequence[Decision]) -> list[tuple[JobRecord, AttemptRecord]]:
-        """Promise in the ledger, then on disk; what does not reach the disk is released."""
+        """Promise in the ledger, then on disk; release promises that could not be written."""
         context, placed = self._context, []
         try:
             with context.store.transaction():
@@ -335,7 +335,7 @@ class Scheduler:
 
 
 def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
-    """Return how long before its end a job is asked for a checkpoint; `None` if it saves none."""
+    """Return how many seconds before its end a job is asked for a checkpoint; `None` if it saves none."""
     if not spec.resumable and spec.checkpoint_signal is None:
         return None
     return context.checkpoint_lead(spec.checkpoint_lead)

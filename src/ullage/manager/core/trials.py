@@ -1,4 +1,4 @@
-"""What would become of a submission now: decided by what places jobs, on the ledger as it is. No job is kept."""
+"""Dry runs: the outcome of a submission, decided by the placement code with the current ledger. No job is stored."""
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from ullage.units import format_moment
 
 _TO_ESTIMATE = "its memory is estimated first; 'ullage estimate' shows how much it needs, and --memory says it"
 _MOST_TRIED = 1000  # jobs of an array
-Expected = tuple[int, dict[str, dict[str, Any]], str]  # bytes on a GPU, what a step does by GPU, and who says so
+Expected = tuple[int, dict[str, dict[str, Any]], str]  # bytes on a GPU, activity by GPU, and the source
 
 
 class Trials:
@@ -27,7 +27,7 @@ class Trials:
     def of(
         self, caller: Caller, spec: JobSpec, expected: Expected | None = None
     ) -> Generator[None, None, dict[str, Any]]:
-        """Return which jobs would start now and where, and why and behind which jobs the others would wait."""
+        """Return which jobs would start now and where, and for the others why and behind which jobs they would wait."""
         if expected is not None:
             spec = spec.with_changes(memory=expected[0])
         count = len(spec.array or [0])

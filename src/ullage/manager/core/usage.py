@@ -1,4 +1,4 @@
-"""What attempts use: the parts of GPUs that users are charged for, energy, and memory over time."""
+"""The resources that attempts use: parts of GPUs, charged to users; energy; and memory over time."""
 
 import time
 from collections import Counter
@@ -12,8 +12,8 @@ from ullage.manager.storage.records import AttemptRecord, JobRecord
 
 
 class FairShare:
-    """Accounts of users in GPU-seconds: finished attempts in the database, running ones added on demand. `claim` is
-    the part of a GPU from which a job keeps others away. After a restart, means begin anew."""
+    """Accounts of users in GPU-seconds: finished attempts in the database, running ones added on demand. `claim` is the
+    part of a GPU that a job keeps from others. After a restart, means start again."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EnergyMeter:
         self._joules: dict[str, float | None] = {}  # by token
 
     def interrupted(self, token: str) -> None:
-        """Mark an attempt that began before this daemon: its energy is unknown."""
+        """Mark the energy of an attempt as unknown, since it began before this daemon."""
         self._joules[token] = None
 
     def look(self, attempts: Iterable[AttemptRecord], watts: Callable[[str], float | None]) -> None:
@@ -108,15 +108,15 @@ class EnergyMeter:
         return self._joules.pop(token, None)
 
 
-MOST = 256  # figures of one attempt
-_GAP = 10.0  # seconds without a look that are no gap: it held the same, or somewhat less
+MOST = 256  # most values per attempt
+_GAP = 10.0  # seconds without a reading that do not count as a gap: use was the same or a little less
 
 
 @dataclass
 class MemoryCurve:
-    """The most bytes that an attempt held on one GPU, in equal steps from its start; `None` where nobody looked.
+    """The most bytes that an attempt held on one GPU, in equal steps from its start; `None` if not measured.
 
-    The steps become twice as long whenever there are too many of them.
+    The length of a step doubles whenever there are too many steps.
 
     >>> curve = MemoryCurve()
     >>> for second in range(600):
@@ -127,7 +127,7 @@ class MemoryCurve:
 
     step: float = 1.0
     values: list[int | None] = field(default_factory=list)
-    stored: float = 0.0  # seconds of it that are on disk
+    stored: float = 0.0  # seconds of the curve that are on disk
 
     @property
     def seconds(self) -> float:

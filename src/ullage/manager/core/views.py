@@ -38,7 +38,7 @@ _OF_REQUEST = [
 
 _TO_BE_ESTIMATED = "waits to be estimated"
 
-# Why a job waits, for states in which placement was not asked.
+# Why a job waits, for states in which placement does not decide.
 _REASONS = {
     State.HELD: "is held; 'ullage edit --release' lets it go",
     State.QUEUED: "has just come",
@@ -46,8 +46,8 @@ _REASONS = {
 
 
 def job_shown(job: JobRecord, reason: str | None, now: float, whole: bool, mine: bool) -> dict[str, Any]:
-    """Return a job; with `whole`, also its command, folder and names of variables. If it is not `mine`, nothing that
-    may quote its command or output."""
+    """Return a job; with `whole`, also its command, folder and names of variables. If it is not `mine`, leave out all
+    texts that may quote its command or output."""
     request = job.request if whole and mine else job.spec["asked"]
     is_poisonous = job.state is State.HELD and job.crashes >= MOST_CRASHES
     shown: dict[str, Any] = {
@@ -102,12 +102,12 @@ def gpu_shown(slot: Slot, ledger: Ledger, drained: str | None, latest: GPUReadin
 
 
 def _span(begin: float | None, end: float | None) -> float | None:
-    """Return the seconds between two times of the wall clock, which may have been set back."""
+    """Return the seconds between two times of the wall clock, which may have been changed meanwhile."""
     return None if begin is None or end is None else max(0.0, end - begin)
 
 
 def folded(jobs: Iterable[JobRecord]) -> list[list[JobRecord]]:
-    """Group jobs into rows: array jobs that wait alike are one row."""
+    """Group jobs into rows: array jobs that wait in the same state share one."""
     rows: dict[tuple[object, ...], list[JobRecord]] = {}
     for job in jobs:
         alike = job.array_id is not None and job.state in WAITING
@@ -118,7 +118,7 @@ def folded(jobs: Iterable[JobRecord]) -> list[list[JobRecord]]:
 
 
 def ranges(indices: Iterable[int]) -> str:
-    """Indices in few words, as `parse_array` reads them.
+    """Return indices in short form, as `parse_array` reads them.
 
     >>> ranges([1, 2, 3, 7, 9, 10])
     '1-3,7,9-10'
@@ -193,15 +193,15 @@ class JobViews:
         return any(used > promised.get(slot, 0) + tolerance for slot, used in held.items())
 
     def estimating(self, job: JobRecord) -> str | None:
-        """Return the progress of the estimate that is to come, in words after "its memory"; `None` if there is none."""
+        """Return the progress of a pending estimate, in words that follow "its memory"; `None` if there is none."""
         if job.estimate_key is None or job.state.is_over:
             return None
-        with contextlib.suppress(KeyError, RuntimeError):  # what is under way may change while it is looked at
+        with contextlib.suppress(KeyError, RuntimeError):  # the loop's thread may change estimates meanwhile
             return self._intake.standing(job) or _TO_BE_ESTIMATED
         return _TO_BE_ESTIMATED
 
     def _reason(self, job: JobRecord, mine: bool) -> str | None:
-        """Return why a job waits, if more is known than its state, or what threatens it while it runs."""
+        """Return why a job waits, if that is not clear from its state, or a warning while it runs."""
         if job.state is State.QUEUED:
             return self._context.reason(job.id)
         if job.state is State.HELD and job.detail and mine:
@@ -209,7 +209,7 @@ class JobViews:
         return self._overbooked(job) if job.state.is_live else None
 
     def _overbooked(self, job: JobRecord) -> str | None:
-        """Return that a promise has grown beyond the room of a GPU where the job runs."""
+        """Return a warning if promises exceed the memory of a GPU where the job runs."""
         ledger = self._context.ledger
         for slot in self._context.slots:
             lacking = ledger.promised(slot.id) - slot.total

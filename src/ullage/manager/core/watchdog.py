@@ -1,4 +1,4 @@
-"""What is known of a daemon from outside: to systemd whether it is well, and to the next daemon whom it dealt with."""
+"""Reports a daemon's health to systemd, and the job that it was handling to the next daemon."""
 
 import contextlib
 import os
@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-MOST_CRASHES = 3  # so often may the daemon end over the start of one job before that job is held
-_BETWEEN = 1.0  # seconds between two signs of life
+MOST_CRASHES = 3  # crashes of the daemon over one job after which the job is held
+_BETWEEN = 1.0  # seconds between two reports
 _SIZE = 20  # bytes of a job's number in the file
 
 
@@ -41,14 +41,14 @@ class Watchdog:
 
 
 class Handled:
-    """Stores the number of the job that the daemon is starting or having estimated, so that the next daemon knows it
-    after a crash."""
+    """Stores the number of the job that the daemon is starting or estimating, so that after a crash the next daemon
+    knows it."""
 
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / "handled", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def left(self) -> int | None:
-        """Return the job during which the last daemon died, once."""
+        """Return the job that the last daemon was handling when it crashed, once."""
         text = os.pread(self._file, _SIZE, 0).strip(b"\0 \n")
         self._write(0)
         return int(text) if text.isdigit() and int(text) else None

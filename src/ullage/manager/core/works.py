@@ -1,4 +1,4 @@
-"""Workloads: the predicted activity of jobs on GPUs, and their speeds side by side; and what earlier runs took.
+"""Workloads: the predicted activity and shared speeds of jobs on GPUs, and the needs of earlier runs.
 
 Jobs of one user with the same script in the same folder and the same prediction share a workload, such as those of an
 array. Jobs repeat an earlier run if user, command, folder, environment and number of GPUs are the same.
@@ -22,17 +22,17 @@ from ullage.units import format_bytes
 
 _HOW = {"mps": "mps", "time-slicing": "timeslice"}
 _LONGEST_STEP, _LARGEST, _MOST_WATTS = 86400.0, 1e24, 1e5
-_MOST_GROUPS = 200  # of kernels by their length
+_MOST_GROUPS = 200  # bounds of kernel lengths
 _MOST_KNOWN = 100_000  # predictions in memory
-_MARGIN, _LEAST_MARGIN = 0.1, 512 << 20  # of what earlier runs took, and bytes: memory is measured now and then only
+_MARGIN, _LEAST_MARGIN = 0.1, 512 << 20  # added to earlier runs (share, bytes): memory is only sampled
 
 
 OF_A_RUN = {"command", "cwd", "venv", "conda", "env", "gpus"}
-"""What decides how much a run takes, by the names of `JobSpec`."""
+"""The fields of `JobSpec` that decide how much a run needs."""
 
 
 class EarlierRuns(NamedTuple):
-    """What the last runs of the same command took: how many there were, the most bytes on one GPU, and the longest."""
+    """The last runs of the same command: their number, the most bytes on one GPU, and the most seconds."""
 
     runs: int
     used: int
@@ -50,7 +50,7 @@ class EarlierRuns(NamedTuple):
 
 
 def run_key(uid: int, request: Mapping[str, Any]) -> str:
-    """Return the key of all runs that take as much as this one; variables of a terminal session do not matter."""
+    """Return the key of all runs that need as much as this one; variables of a terminal session do not matter."""
     known = {name: request[name] for name in OF_A_RUN}
     known["env"] = {name: value for name, value in (known["env"] or {}).items() if not OF_A_SESSION.fullmatch(name)}
     return hashlib.sha256(json.dumps([uid, known], sort_keys=True).encode()).hexdigest()
@@ -94,11 +94,11 @@ class Works:
 
     def __init__(self, store: JobStore, sharing: str) -> None:
         self._store, self._how = store, _HOW[sharing]
-        self._alone: dict[tuple[str, str], Utilization] = {}  # by work and GPU
-        self._together: dict[tuple[str, ...], Speeds | None] = {}  # by the GPU and the works
+        self._alone: dict[tuple[str, str], Utilization] = {}  # by workload and GPU
+        self._together: dict[tuple[str, ...], Speeds | None] = {}  # by GPU and workloads
 
     def earlier_runs(self, uid: int, request: Mapping[str, Any]) -> EarlierRuns | None:
-        """Return what the last runs of a request took; `None` if there were none."""
+        """Return the last runs of a request; `None` if there were none."""
         runs = self._store.runs(run_key(uid, request))
         if not runs:
             return None
@@ -131,7 +131,7 @@ class Works:
         return {gpu: each for gpu, each in by_gpu.items() if each is not None}
 
     def busy(self, work: str | None) -> float | None:
-        """Return a workload's SM activity on the GPU model that it keeps busiest."""
+        """Return the highest SM activity of a workload on any GPU model."""
         return max((each.smact for each in self.known(work).values()), default=None)
 
     def shown(self, work: str | None, gpus: Iterable[str]) -> dict[str, Any] | None:
@@ -141,7 +141,7 @@ class Works:
         return None if gpu is None else {"gpu": gpu, **{name: getattr(known[gpu], name) for name in names}}
 
     def predict(self, works: Sequence[str], slot: Slot) -> Speeds | None:
-        """Predict the speeds of works that share a GPU (`ullage.manager.placement.Rules.predict`). Thread-safe."""
+        """Predict the speeds of workloads that share a GPU (`ullage.manager.placement.Rules.predict`). Thread-safe."""
         ordered = sorted(works)
         key, known = (slot.name, *ordered), self._together
         if key not in known:
@@ -151,7 +151,7 @@ class Works:
         speeds = known[key]
         if speeds is None:
             return None
-        share_of_work = dict(zip(ordered, speeds.shares, strict=True))  # the same work has the same speed
+        share_of_work = dict(zip(ordered, speeds.shares, strict=True))  # copies of a workload have the same speed
         return Speeds([share_of_work[work] for work in works], speeds.reason)
 
     def _predict(self, works: Sequence[str], gpu: str) -> Speeds | None:
@@ -161,12 +161,12 @@ class Works:
             return None
         try:
             shares = share_of(known, find_gpu(gpu), self._how)
-        except UllageError:  # a GPU that is in no catalogue, say
+        except UllageError:  # for example, the GPU is not in the catalogue
             return None
         return Speeds([job.speed for job in shares.jobs], shares.reason)
 
     def speed(self, attempt: AttemptRecord, slots: Mapping[str, Slot]) -> float | None:
-        """Return the predicted share of its speed alone that an attempt has now; `None` if unknown."""
+        """Return the predicted present speed of an attempt, as a share of its speed alone; `None` if unknown."""
         own, lowest = self._store.job(attempt.job).work, 1.0
         for place in attempt.slots:
             there = [each.job for each in list(self._store.attempts.values()) if place in each.slots]

@@ -1,4 +1,4 @@
-"""What GPUs and hosts do now: readings of NVML, GPM, DCGM, MIG instances, host processes and virtual cards.
+"""Readings of GPUs and hosts: from NVML, GPM and DCGM, of MIG instances, host processes and virtual cards.
 
 with Monitor(best_source()) as monitor:
     for device in monitor.devices():
