@@ -12,9 +12,9 @@
 
     ullage.max_batch("timm:vit_small_patch16_224", gpu="RTX-4090")
 
-    print(ullage.plan("hf:Qwen/Qwen3-8B", "1..64xH100", batch_size=4))     # on how many GPUs, and spread how
+    print(ullage.plan("hf:Qwen/Qwen3-8B", "1..64xH100", batch_size=4))     # how many GPUs, which strategy
 
-    ullage.share(["train.py", "torchvision:resnet50"], gpu="H200", how="mps")     # who can share a GPU
+    ullage.share(["train.py", "torchvision:resnet50"], gpu="H200", how="mps")     # speed of jobs on one GPU
 
     with ullage.virtual_gpu("A100-40GB") as gpu:
         train()

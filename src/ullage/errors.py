@@ -9,14 +9,14 @@ from typing import Any
 
 
 class UllageError(Exception):
-    """The base class; its text is one message for a person. Another process can be sent one (`pickle`)."""
+    """The base class. Its text is one message for a person, and it can be pickled for another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _as_it_was, (type(self), self.args, vars(self))
 
 
 def _as_it_was(kind: type[UllageError], args: tuple[Any, ...], values: dict[str, Any]) -> UllageError:
-    error = kind.__new__(kind, *args)  # whose __init__ would make a text of a text
+    error = kind.__new__(kind, *args)  # __init__ would format the text again
     vars(error).update(values)
     return error
 
@@ -63,7 +63,7 @@ class InvalidValue(UllageError, ValueError):
 
 
 class ModelLacks(InvalidValue):
-    """Something that this model does not have, however it is run, such as activation checkpointing."""
+    """A model lacks a feature, such as activation checkpointing, however it is run."""
 
 
 # Packages that `pip install ullage` leaves out, and the extra that brings each (pyproject.toml).
@@ -84,7 +84,7 @@ EXTRAS = {
 }
 
 
-# What pip installs the lab from, as long as it is not on PyPI; and the packages that come with it, and it itself.
+# The lab is not on PyPI yet: pip's source for it, and the packages that it installs, including itself.
 LAB = "./lab  # in a clone of Ullage"
 LABS = ("lightgbm", "polars", "sklearn", "ullage_lab")
 
@@ -114,13 +114,13 @@ class MissingPackage(UllageError, ImportError):
 
 
 class UnsupportedOperation(UllageError, NotImplementedError):
-    """Something that the virtual GPU does not support; the text names it and says what to do instead."""
+    """The virtual GPU does not support an operation; the text names it and says what to do instead."""
 
 
 class ScriptFailed(UllageError, RuntimeError):
     """A script could not be estimated; the text says why and ends with the last lines of the script's output.
 
-    `own`: the script fails by itself, without a part of the virtual GPU in it.
+    `own`: the script failed by itself, not because of the virtual GPU.
 
     >>> print(ScriptFailed("train.py needs data that is not there", "loading data\\nError: no file"))
     train.py needs data that is not there
@@ -137,11 +137,11 @@ class ScriptFailed(UllageError, RuntimeError):
 
 
 class NoGPUSource(UllageError, RuntimeError):
-    """No tool on this machine reports what its GPUs do; the text says what was tried and what to install."""
+    """No tool on this machine reports GPU activity; the text says what was tried and what to install."""
 
 
 class DeviceLost(UllageError, RuntimeError):
-    """A GPU does not answer any more: it fell off the bus, needs a reset, or its MIG instance is gone."""
+    """A GPU no longer answers: it fell off the bus, needs a reset, or its MIG instance is gone."""
 
     def __init__(self, device_id: str, reason: str) -> None:
         super().__init__(f"{device_id} does not answer: {reason}")
@@ -157,7 +157,7 @@ class NestedGPUError(UllageError, RuntimeError):
 
 
 class Overbooked(UllageError, RuntimeError):
-    """The ledger refused a promise; nothing was promised. The text says what was asked for and what is left."""
+    """The ledger refused a promise; nothing was promised. The text says what was requested and what is left."""
 
 
 class PolicyFailed(UllageError, RuntimeError):
@@ -212,7 +212,7 @@ class SlurmFailed(UllageError, RuntimeError):
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 3) -> list[str]:
-    """The valid names that are most similar to `name`, the best first; case does not matter."""
+    """Return the valid names that are most similar to `name`, the best first; case does not matter."""
     folded = name.casefold()
     by_folded = {candidate.casefold(): candidate for candidate in valid}
     beginning = sorted(candidate for candidate in by_folded if folded and candidate.startswith(folded))

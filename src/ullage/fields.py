@@ -1,4 +1,4 @@
-"""Fields of dataclasses that carry their help, from which the command line makes options and the docs a table.
+"""Dataclass fields with help texts, from which the command line makes options and the docs a table.
 
 It imports nothing else of Ullage.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def described(value: Any, /, help: str, **shown: Any) -> Any:
-    """A field with its help; `letter`, `metavar`, `default` (in words) and another `option` name are shown with it.
+    """Return a field with its help, shown with `letter`, `metavar`, `default` (in words) and another `option` name.
 
     `least` is the least number that is valid; `several` says that the option takes several values.
 

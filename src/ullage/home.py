@@ -7,7 +7,7 @@ SYSTEM_HOME = Path("/var/lib/ullage")  # of a daemon for all users (examples/sys
 
 
 def home() -> Path:
-    """The folder; it may not exist yet.
+    """Return the folder for Ullage's state; it may not exist yet.
 
     >>> import os; os.environ["ULLAGE_HOME"] = "/srv/ullage"; str(home())
     '/srv/ullage'
@@ -21,7 +21,7 @@ def home() -> Path:
 
 
 def cache() -> Path:
-    """The folder for what can be found out again; it may not exist yet.
+    """Return the folder for files that Ullage can recreate; it may not exist yet.
 
     >>> import os; os.environ["ULLAGE_HOME"] = "/srv/ullage"; str(cache())
     '/srv/ullage/cache'

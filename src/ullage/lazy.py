@@ -6,7 +6,7 @@ from typing import Any
 
 
 def loaded_on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package; `homes` has the module of each of its names.
+    """Return the `__getattr__` of a package; `homes` maps each of its names to a module.
 
     >>> loaded_on_first_use("ullage", {"format_bytes": "units"})("format_bytes")(1 << 30)
     '1.00 GiB'

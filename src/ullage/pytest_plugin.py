@@ -7,8 +7,8 @@
 
 A job that is too large raises `torch.cuda.OutOfMemoryError` inside the `with`, so the test fails without an assertion.
 `virtual_gpu()` without a name uses `--virtual-gpu NAME` or the setting `virtual_gpu` of the ini file. The report of a
-test that failed shows how much memory each of its virtual GPUs took. What a virtual GPU raises is shown at the line of
-the user's code that asked for it, not where it was raised.
+test that failed shows the memory of each of its virtual GPUs. An error of a virtual GPU is shown at the line of your
+code that caused it, not where it was raised.
 """
 
 from collections.abc import Iterator

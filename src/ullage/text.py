@@ -1,16 +1,16 @@
-"""Text from others as it may be shown: on one line, without characters that move the cursor or turn the writing."""
+"""Untrusted text made safe to show: on one line, without characters that move the cursor or reverse the text."""
 
 import re
 from typing import Any
 
 _STYLE = re.compile("\x1b\\[[0-9;]*m")  # colours and bold, which have no meaning here
 
-AFTER_THE_TIME = "what comes after the time limit"  # of an estimate: what was left out
+AFTER_THE_TIME = "what comes after the time limit"  # left out of an estimate
 
 
 def plain(text: str) -> str:
-    """The text without colours, with `?` for control, bidirectional and invisible characters, and blanks for ends of
-    lines and tabs.
+    """Remove colours, and replace control, bidirectional and invisible characters by `?`, and line ends and tabs by
+    spaces.
 
     >>> plain("\\x1b[1mtrain\\x1b[0m\\x1b[2J\\u202etxt.py\\nnext")
     'train?[2J?txt.py next'
@@ -22,7 +22,7 @@ def plain(text: str) -> str:
 
 
 def plain_values(answer: Any) -> Any:
-    """The same for every text in an answer of the daemon, to show it in a terminal."""
+    """Apply `plain` to every text in an answer of the daemon, to show it in a terminal."""
     if isinstance(answer, str):
         return plain(answer)
     if isinstance(answer, dict):

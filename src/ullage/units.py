@@ -18,7 +18,7 @@ _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes from `"40GiB"`, `"40 GB"` (decimal), `"512M"` (binary) or a plain number.
+    """Parse bytes from `"40GiB"`, `"40 GB"` (decimal), `"512M"` (binary) or a plain number.
 
     >>> parse_bytes("1.5GiB")
     1610612736
@@ -29,7 +29,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: int | None) -> str:
-    """A size in binary units with three digits; `None` is "unknown".
+    """Format a size in binary units with three digits; `None` is "unknown".
 
     >>> format_bytes(1610612736), format_bytes(-512), format_bytes(None)
     ('1.50 GiB', '-512 B', 'unknown')
@@ -45,7 +45,7 @@ def format_bytes(count: int | None) -> str:
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds from `"90s"`, `"1.5h"`, `"250ms"` or a plain number.
+    """Parse seconds from `"90s"`, `"1.5h"`, `"250ms"` or a plain number.
 
     >>> parse_duration("1.5h")
     5400.0
@@ -56,7 +56,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def format_duration(seconds: float | None) -> str:
-    """A duration in two or three digits; `None` is "unknown".
+    """Format a duration with two or three digits; `None` is "unknown".
 
     >>> format_duration(0.0123), format_duration(75), format_duration(3600), format_duration(None)
     ('12.3 ms', '1 min 15 s', '1 h', 'unknown')
@@ -75,7 +75,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def parse_energy(text: str) -> float:
-    """Joules from `"30MJ"`, `"500 kJ"` or `"2kWh"`; a plain number is megajoules.
+    """Parse joules from `"30MJ"`, `"500 kJ"` or `"2kWh"`; a plain number is megajoules.
 
     >>> parse_energy("30MJ"), parse_energy("2kWh")
     (30000000.0, 7200000.0)
@@ -84,7 +84,7 @@ def parse_energy(text: str) -> float:
 
 
 def energy_unit(joules: float) -> tuple[float, str]:
-    """The joules of the unit in which so much energy is easy to read, and its name.
+    """Return a readable unit for an amount of energy: its joules and its name.
 
     >>> energy_unit(25e3), energy_unit(33.2e6)
     ((1000.0, 'kJ'), (1000000.0, 'MJ'))
@@ -93,7 +93,7 @@ def energy_unit(joules: float) -> tuple[float, str]:
 
 
 def format_energy(joules: float) -> str:
-    """Energy in three digits.
+    """Format energy with three digits.
 
     >>> format_energy(131_000.0), format_energy(2.5e9), format_energy(7.0)
     ('131 kJ', '2,500 MJ', '7 J')
@@ -104,7 +104,7 @@ def format_energy(joules: float) -> str:
 
 
 def format_moment(seconds: float) -> str:
-    """A time of the wall clock, given in seconds since 1970, in a sentence."""
+    """Format seconds since 1970 as local date and time."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S").removesuffix(":00")
 
 

@@ -1,4 +1,4 @@
-"""An exact model of PyTorch's CUDA caching allocator: what it takes from the GPU, and when. Standard library only.
+"""An exact model of PyTorch's CUDA caching allocator: its requests to the GPU, and their order. Standard library only.
 
 >>> from ullage.allocator import AllocatorConfig, CachingAllocator
 >>> gpu = CachingAllocator(80 * 2**30, AllocatorConfig.parse("max_split_size_mb:128"))

@@ -86,7 +86,7 @@ class Block:
 
     @property
     def is_split(self) -> bool:
-        """Whether the block is only a part of its segment."""
+        """Return whether the block is only a part of its segment."""
         return self.prev is not None or self.next is not None
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class FreeList:
         del self.blocks[index]
 
     def first_at_least(self, size: int) -> int:
-        """The index of the best fit; the length of the list if nothing fits."""
+        """Return the index of the best fit; the length of the list if nothing fits."""
         return bisect_left(self.keys, size << ADDRESS_BITS)
 
     def add_unmapped(self, block: Block) -> None:
@@ -126,11 +126,11 @@ class FreeList:
 
 
 class Pool:
-    """The small or the large pool: free blocks by stream, and all counts; of some all that came in and went out."""
+    """The small or the large pool: free blocks by stream, and counts, some as totals of additions and removals."""
 
     def __init__(self, name: str, smallest_remainder: int, split_below: int = UNLIMITED) -> None:
         self.name = name
-        self.smallest_remainder = smallest_remainder  # a smaller rest stays part of the block
+        self.smallest_remainder = smallest_remainder  # a smaller remainder stays part of the block
         self.split_below = split_below  # a request of this size or more gets a whole block
         self.by_stream: dict[int, FreeList] = {}
         self.searches = 0
@@ -168,7 +168,7 @@ def blocks_from(head: Block | None) -> Iterator[Block]:
         head = head.next
 
 
-# How many bytes a request takes: of a block, and of a new segment.
+# The bytes of a request's block, and of a new segment.
 
 _FIRST_INTERVAL = ROUNDUP_START.bit_length() - 1
 
@@ -200,28 +200,28 @@ def segment_size(block: int, large_segment_size: int) -> int:
 # Addresses matter because best fit breaks ties between free blocks of one size by address. The rule was read
 # off 27,291 segments in 243 histories recorded on one H200 (driver 580.159, PyTorch 2.11): the driver takes
 # address space in units of 32 MiB, each new piece below the one before; a segment lies at the beginning of its
-# piece, and what is left behind it serves later segments that fit, newest piece first.
+# piece, and the rest of the piece serves later segments that fit, newest piece first.
 #
-# Replaying the requests of those histories with addresses by different rules, in how many do all segments come
-# out with the recorded sizes in the recorded order, and how far off is peak reserved memory at worst:
+# The requests of those histories were replayed with addresses by different rules. The table has the histories in
+# which all segments have the recorded sizes in the recorded order, and the worst error of peak reserved memory:
 #
 # rule                                                  segments equal   worst error
 # this one                                              237 of 243       0.5 %
-# as this one, what is left served oldest piece first   211              3.3 %
-# as this one, best fit among what is left              207              3.3 %
+# as this one, the rest served oldest piece first   211              3.3 %
+# as this one, best fit among the rests              207              3.3 %
 # each segment directly below the last                  209              4.4 %
 # each segment directly above the last                  160              17.3 %
 #
 # Peak reserved memory is equal in the same 237. The others differ where libraries (cuBLAS, cuDNN, kernels as
-# they load) take addresses too, which no history shows. No history gives segments back, so that the reuse of
-# addresses is a guess: a piece that is wholly free is forgotten, a new piece takes the highest room it fits.
+# they load) take addresses too, which no history shows. No history returns segments, so the reuse of addresses
+# is a guess: a wholly free piece is forgotten, and a new piece takes the highest room that fits it.
 
-Span = tuple[int, int]  # where it begins, how long it is
+Span = tuple[int, int]  # begin and length
 
 
 class AddressSpace:
     def __init__(self, top: int = HIGHEST_ADDRESS) -> None:
-        self._pieces: dict[int, int] = {}  # where each begins and how long it is
+        self._pieces: dict[int, int] = {}  # the length of each by its begin
         self._gaps: dict[int, list[Span]] = {}  # the room left in each piece, oldest piece first
         self._holes: list[Span] = [(0, top)]  # room for new pieces, sorted
 

@@ -53,7 +53,7 @@ class OutOfMemory(RuntimeError):
         return self.message()
 
     def message(self, device: int = 0, process: str = "") -> str:
-        """PyTorch's message. ``process`` is the part about processes on the GPU, which needs NVML."""
+        """Return PyTorch's message. ``process`` is the part about processes on the GPU, which needs NVML."""
         allowed = "" if self.allowed is None else f"{format_size(self.allowed)} allowed; "
         return (
             f"CUDA out of memory. Tried to allocate {format_size(self.segment_size)}. "
@@ -254,7 +254,7 @@ class CachingAllocator(Segments):
             self.count_inactive(pool, more_split, more_split_bytes)
 
     def free_later(self, block: Block) -> None:
-        """Count a block as free that another stream still uses (`record_stream`)."""
+        """Count a block as free although another stream still uses it (`record_stream`)."""
         self._count_free(block, 1)
 
     def free_now(self, block: Block) -> None:
@@ -363,7 +363,7 @@ class CachingAllocator(Segments):
         return block
 
     def release_segment(self, block: Block) -> None:
-        """Give a wholly free segment back (PyTorch's release_block)."""
+        """Return a wholly free segment to the driver (PyTorch's release_block)."""
         pool = block.pool
         assert pool is not None
         pool.by_stream[block.stream].remove(block)
@@ -376,7 +376,7 @@ class CachingAllocator(Segments):
             self.on_event(SEGMENT_FREE, block.address, block.size)
 
     def empty_cache(self, only: PoolId = NO_POOL) -> None:
-        """Give all wholly free segments and pages back to the driver, the large pool's first, or those of one pool.
+        """Return all wholly free segments and pages to the driver, the large pool's first, or those of one pool.
 
         While a CUDA graph is captured only private pools without users give anything back.
         """
@@ -391,8 +391,8 @@ class CachingAllocator(Segments):
                     self.release_segment(block)
 
     def _release_oversize_blocks(self, free_list: FreeList, rounded: int) -> bool:
-        """PyTorch's release_available_cached_blocks: return one unsplittable block that is large enough to the driver,
-        or else the largest ones until their sum is. Return whether enough came back."""
+        """Give the driver one unsplittable block that is large enough, or else the largest ones until their sum is.
+        Return whether that was enough (PyTorch's release_available_cached_blocks)."""
         limit = self.config.max_split_size
         if limit == UNLIMITED or self.config.expandable_segments:
             # PyTorch skips the blocks of expandable segments here, and there are no others then.
@@ -410,8 +410,8 @@ class CachingAllocator(Segments):
         return released >= needed
 
     def _collect_garbage(self) -> None:
-        """Above garbage_collection_threshold: return cached segments of the large pool to the driver, in rounds of
-        those that have seen at least as many searches as the average, until reserved memory is under the threshold."""
+        """Return cached segments of the large pool to the driver until reserved memory is at most
+        garbage_collection_threshold: in each round, those that have seen at least the average number of searches."""
         assert self.allowed is not None
         threshold = int(self.config.garbage_collection_threshold * self.allowed)
         # The blocks of expandable segments are never collected, and there are no others then.

@@ -16,7 +16,7 @@ class PoolState(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What putting a checkpoint back did: addresses that were freed, and the blocks that are in use now."""
+    """The result of restoring a checkpoint: the freed addresses, and the blocks in use now."""
 
     freed: list[int]
     in_use: list[Block]
@@ -32,7 +32,7 @@ def checkpoint(allocator: CachingAllocator, pool: PoolId) -> PoolState:
 
 
 def restore(allocator: CachingAllocator, state: PoolState) -> Restored:
-    """Free everything in a pool, then take again what a checkpoint had in use (PyTorch's setCheckpointPoolState).
+    """Free a pool's blocks, then allocate again those that a checkpoint had in use (PyTorch's setCheckpointPoolState).
 
     Not covered: expandable segments.
     """
@@ -48,7 +48,7 @@ def restore(allocator: CachingAllocator, state: PoolState) -> Restored:
 
 
 def _take_as(allocator: CachingAllocator, whole: Block, blocks: list[tuple[int, bool]]) -> list[Block]:
-    """Take a wholly free segment in pieces as a checkpoint has them, then free those that were free."""
+    """Allocate a wholly free segment in the pieces of a checkpoint, then free those that were free."""
     pool, lane = whole.pool, whole.stream
     assert pool is not None
     others = pool.by_stream[lane]

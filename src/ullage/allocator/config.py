@@ -11,7 +11,7 @@ from ullage.units import MIB
 
 ENVIRONMENT_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
-# Options that PyTorch knows and that move no byte on the device: pinned host memory, locks, CUDA graphs.
+# Options of PyTorch without an effect on device memory: pinned host memory, locks, CUDA graphs.
 OPTIONS_WITHOUT_EFFECT = (
     "release_lock_on_cudamalloc",
     "release_lock_on_hipmalloc",
@@ -82,7 +82,7 @@ class AllocatorConfig:
     def parse(cls, text: str) -> Self:
         """Read the value of PYTORCH_ALLOC_CONF.
 
-        Options that leave device memory as it is are accepted and forgotten; ``backend:cudaMallocAsync``
+        Options without an effect on device memory are accepted and ignored; ``backend:cudaMallocAsync``
         (another allocator) and unknown words are refused.
         """
         values: dict[str, Any] = {}

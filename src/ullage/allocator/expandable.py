@@ -34,7 +34,7 @@ def _size_with_growth(block: Block) -> int:
 
 
 def allocate(allocator: Segments, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block | None:
-    """Map pages until there is a block of ``size`` bytes; None if the driver has no more memory."""
+    """Map pages until there is a block of ``size`` bytes; return None if the driver has no more memory."""
     block = _find_room(allocator, size, pool, free_list, stream)
     if block.state == UNMAPPED:
         mapped = _map(allocator, block, min(block.size, size), pool, free_list)
@@ -53,7 +53,7 @@ def allocate(allocator: Segments, size: int, pool: Pool, free_list: FreeList, st
 
 
 def _find_room(allocator: Segments, size: int, pool: Pool, free_list: FreeList, stream: int) -> Block:
-    """The lowest run of free and unmapped blocks with room for ``size``, or a new range of addresses."""
+    """Return the lowest run of free and unmapped blocks with room for ``size``, or a new range of addresses."""
     for unmapped in free_list.unmapped:
         before = unmapped.prev
         start = before if before is not None and before.state != IN_USE else unmapped
@@ -72,7 +72,7 @@ def _find_room(allocator: Segments, size: int, pool: Pool, free_list: FreeList, 
 
 
 def _map(allocator: Segments, block: Block, size: int, pool: Pool, free_list: FreeList) -> Block | None:
-    """Put memory behind the first pages of an unmapped block; the free block that results, merged."""
+    """Map the first pages of an unmapped block; return the resulting free block, merged."""
     size = round_up(size, page_size(allocator, pool))
     if not allocator.can_take(size):
         return None
@@ -129,7 +129,7 @@ def unmap(allocator: Segments, block: Block) -> None:
 
 
 def _cut(block: Block, size: int) -> Block:
-    """Cut a block after ``size`` bytes and return the part behind, in the same state."""
+    """Cut a block after ``size`` bytes and return the rest, in the same state."""
     rest = Block(block.address + size, block.size - size, block.stream, block.segment_id, block.pool, block.state)
     rest.prev, rest.next = block, block.next
     if block.next is not None:

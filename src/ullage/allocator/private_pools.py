@@ -40,7 +40,7 @@ class PrivatePools:
         self.underway.append((pool, wants))
 
     def end(self, pool: PoolId) -> None:
-        """Send no more requests to a pool, which keeps what it has."""
+        """Send no more requests to a pool, which keeps its memory."""
         for index, (busy, _) in enumerate(self.underway):
             if busy == pool:
                 del self.underway[index]
@@ -48,7 +48,7 @@ class PrivatePools:
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
 
     def release(self, pool: PoolId) -> None:
-        """Count one user less. What a pool without users has cached goes with `empty_cache`."""
+        """Count one user fewer. `empty_cache` releases the cached memory of a pool without users."""
         if not self._users.get(pool):
             raise RuntimeError(f"nothing uses the memory pool {pool}")
         self._users[pool] -= 1
@@ -67,7 +67,7 @@ class PrivatePools:
         return next((pool for pool, other in self._numbers.items() if other == number), NO_POOL)
 
     def may_be_emptied(self, lane: int, only: PoolId = NO_POOL) -> bool:
-        """Whether cached memory of a lane may go back to the driver, or, with `only`, if it is of that pool."""
+        """Return whether cached memory of a lane may go back to the driver; with `only`, only that of this pool."""
         pool = self.pool_of(lane)
         if pool == NO_POOL:
             return only == NO_POOL and not self.underway

@@ -25,13 +25,13 @@ class RequestLog:
         self._lanes: dict[int, int] = {}  # by place, where not on the default stream outside all private pools
         self._next = first
         self.tried_at: list[int] = []  # places of requests that were only tried
-        self.possible_sizes: list[tuple[int, int]] = []  # places, and the bytes that may be asked for there
+        self.possible_sizes: list[tuple[int, int]] = []  # places, and the bytes that may be requested there
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __getitem__(self, part: slice) -> Self:
-        """Requests, frees and emptied caches of a part of the log; what was tried in it counts as needed."""
+        """Return a part of the log as its own log, in which requests that were only tried count as needed."""
         begin, end, _ = part.indices(len(self))
         log = type(self)()
         log._entries = self._entries[begin:end]
@@ -39,7 +39,7 @@ class RequestLog:
         return log
 
     def ask(self, nbytes: int, lane: int = 0) -> int:
-        """Note a request that the allocator served on a lane (`private_pools.py`); returns its number."""
+        """Record a request that the allocator served on a lane (`private_pools.py`); return its number."""
         number = self._next
         if self._keeps:
             if lane:
@@ -57,12 +57,12 @@ class RequestLog:
             self._entries.append(0)
 
     def note_trial(self) -> None:
-        """The last request was only tried."""
+        """Record that the last request was only tried."""
         if self._keeps:
             self.tried_at.append(len(self) - 1)
 
     def note_possible_size(self, nbytes: int, place: int | None = None) -> None:
-        """The next request, or the one at a place, may be for as many bytes."""
+        """Record another size, in bytes, that the next request, or the one at a place, may have."""
         if self._keeps:
             self.possible_sizes.append((len(self) if place is None else place, nbytes))
 

@@ -12,20 +12,20 @@ class Driver(Protocol):
     """The driver of a GPU that other processes use too: cudaMalloc, cudaFree and cudaMemGetInfo."""
 
     def take(self, size: int) -> bool:
-        """Take bytes; false if there are fewer."""
+        """Take bytes; return false if there are fewer."""
 
     def give(self, size: int) -> None:
         """Give bytes back."""
 
     def free(self) -> int:
-        """Bytes that could be taken now."""
+        """Return the bytes that could be taken now."""
 
     def report(self) -> str:
-        """The processes on the GPU, in the words of PyTorch's message."""
+        """Describe the processes on the GPU, in the words of PyTorch's message."""
 
 
 class Segments(Counters):
-    """The segments of one device: how many bytes may be taken, where they lie, and what they are counted as."""
+    """The segments of one device: their limit in bytes, their addresses, and their statistics."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Segments(Counters):
         self.driver = driver
 
     def can_take(self, size: int) -> bool:
-        """Take memory for a segment, or for more pages of one, from the driver; false if there is not enough."""
+        """Take memory for a segment, or for more pages of one, from the driver; return false if there is not enough."""
         if self.reserved + size > self.capacity:
             return False
         return self.driver is None or self.driver.take(size)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ullage.allocator.blocks import UNLIMITED, UNMAPPED, Block, Pool, blocks_from
 
-# One row of memory_stats(): what is there now, the most there was, and all that was ever added.
+# One row of memory_stats(): the current value, its peak, and the sum of its increases.
 Row = tuple[int, int, int]
 
 
@@ -119,8 +119,8 @@ def raw_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
     return stats
 
 
-# By name in memory_stats(): what `Counters` and `Pool` call it. Without record_stream a block is active exactly while
-# it is allocated.
+# Names in memory_stats(), and the attributes of `Counters` and `Pool`. Without record_stream a block is active exactly
+# while it is allocated.
 _ROWS = {
     "allocation": "count",
     "active": "count",

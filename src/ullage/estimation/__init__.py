@@ -1,4 +1,4 @@
-"""The answer to "how much memory will this take?": the estimate itself, its report, and what follows from it.
+"""Estimates of jobs and their reports, and answers that need several estimates: the largest batch, plans, advice.
 
 `ullage.estimate` is in `asking.py`; `estimators/` has every method that it can use, `scripts/` follows a script.
 """

@@ -95,7 +95,7 @@ def estimate(
             differ. Default: the one that is installed; 2.11 for newer CPU builds.
         allocator: Settings of PyTorch's allocator. By default those of `PYTORCH_ALLOC_CONF`.
         trace: An empty `Trace`, which is filled with every request.
-        progress: Called with what takes long in a script, such as `"compiling Net.forward"`.
+        progress: Called with each long operation of a script, such as `"compiling Net.forward"`.
 
     Returns:
         An `Estimate`; `print` shows it as a report.
@@ -109,7 +109,7 @@ def estimate(
     >>> estimate("torchvision:resnet18", batch_size=8, estimator="accelerate").figure_kind
     'allocated'
 
-    Not covered: a process that uses several GPUs itself; what ranks do that differ from the one that was followed.
+    Not covered: a process that uses several GPUs itself; ranks that differ from those that were followed.
     """
     check_name(estimator)
     request = request_for(

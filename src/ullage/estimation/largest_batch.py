@@ -68,7 +68,7 @@ class Search:
             number = min(max(self._next(), self._low + 1), max(self._high - 1, self._low + 1))
 
     def _next(self) -> int:
-        """By the line while far from the limit; then by halving, which always ends."""
+        """Return the next number to try: by the line while far from the limit, then by halving, which always ends."""
         low, high, limit = self._low, self._high, self._limit
         if low == 0:
             return high // FIRST_GROWTH
@@ -88,7 +88,7 @@ class Search:
         return (low + high) // 2
 
     def _by_line(self, wanted: float) -> int:
-        """The number at which the line through two trials reaches `wanted`; very large if the line does not rise.
+        """Return the number at which the line through two trials reaches `wanted`; very large if it does not rise.
 
         The two are the largest numbers that fit, if there are two: a run without a limit takes more memory than a run
         that has to fit.
@@ -116,8 +116,8 @@ class MaxBatch(int):
     """The largest number that fits, as an `int` that knows how it was found; 0 if even the smallest does not fit.
 
     `sure` is the largest number tried whose upper bound fits too. `estimate` is the estimate of the largest number
-    that fits, `beyond` that of the next one, which does not. Where none was too large, `same_from` is the smallest
-    number tried that takes as much memory, if there is one. `trials` is the number of estimates.
+    that fits, `beyond` that of the next one, which does not. If none was too large, `same_from` is the smallest
+    number tried that needs the same memory, if there is one. `trials` is the number of estimates.
     """
 
     what: str
@@ -140,7 +140,7 @@ class MaxBatch(int):
         return int(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain values, without timelines."""
+        """Return the answer as plain values, without timelines."""
         facts = {
             name: value.to_dict(timeline=False, layers=False) if isinstance(value, Estimate) else value
             for name, value in vars(self).items()
@@ -148,7 +148,7 @@ class MaxBatch(int):
         return {"largest": int(self)} | facts
 
     def report(self) -> str:
-        """The result in words, a line for each fact."""
+        """Return the result in words, a line for each fact."""
         words = self.what.replace("-", " ")
         if not self or self.estimate is None:
             need = format_bytes(self.beyond.needed) if self.beyond else "more"
@@ -356,7 +356,7 @@ def _parameter(source: Callable[..., Any], wanted: str | None) -> str:
 
 
 def with_argument(args: list[str], name: str, value: int) -> list[str]:
-    """A script's arguments with one of them set; a name that ends in `=` is joined with its value.
+    """Return a script's arguments with one of them set; a name that ends in `=` is joined with its value.
 
     >>> with_argument(["--epochs", "1", "-b", "8"], "-b", 16), with_argument(["--b=8"], "--b", 16)
     (['--epochs', '1', '-b', '16'], ['--b=16'])

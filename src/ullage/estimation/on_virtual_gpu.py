@@ -46,7 +46,7 @@ def _of_model(model: Model, request: JobRequest, run: Callable[[Callable[[], Any
             train(model, iterations, parallel=request.ranks.spread)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # which holds the model otherwise, and weights that are held get their values
+        except Exception as error:  # else its traceback keeps the model, and kept weights get values on leaving
             traceback.clear_frames(error.__traceback__)
             raise
 

@@ -1,8 +1,8 @@
 """One job on many GPUs, without running it on each of them.
 
-The memory that a job asks for depends on the GPU only through the kernels that libraries choose: by compute capability
+The memory that a job requests depends on the GPU only through the kernels that libraries choose: by compute capability
 and sometimes by the number of SMs. So for each capability the job runs on the GPUs with the fewest and the most SMs. If
-both runs ask for the same memory, the GPUs in between share that run and differ only in their size and CUDA context. A
+both runs request the same memory, the GPUs in between share that run and differ only in their size and CUDA context. A
 GPU on which the allocator would have to free cached memory always gets a run of its own.
 """
 

@@ -196,7 +196,7 @@ class Estimate:
         try:
             utilization = utilization if plan.input_rate is None else utilization.fed_at(plan.input_rate)
             return replace(self, utilization=utilization, training=plan.cost(utilization, self.epoch_samples))
-        except InvalidValue as error:  # the run did not tell; its estimate counts all the same
+        except InvalidValue as error:  # the run did not show it; the estimate of memory still counts
             return replace(self, notes=[*self.notes, str(error)])
 
     @property

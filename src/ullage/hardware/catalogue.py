@@ -1,4 +1,4 @@
-"""From TOML tables to `GPU` records: the catalogue's own file, and a file that describes one's own card."""
+"""Read `GPU` records from TOML: from the catalogue's own file, or from a file that describes a custom card."""
 
 import tomllib
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _KEYS = sorted(
     [*_SIZES, *(f"{size}_mib" for size in _SIZES), *_WHOLE, *_RATES, *_TEXTS]
     + ["name", "compute_capability", "context_measured", "aliases"]
 )
-# A card that stands for each architecture.
+# A representative card of each architecture.
 ARCHITECTURE_CARDS = {
     "sm_75": "T4",
     "sm_80": "A100-40GB",
@@ -43,7 +43,7 @@ def catalogue_tables() -> dict[str, Any]:
 
 @cache
 def read_catalogue() -> dict[str, GPU]:
-    """Every GPU of the catalogue by name, each card followed by its MIG instances. Not to be changed.
+    """Return every GPU of the catalogue by name, each card followed by its MIG instances. Do not change the result.
 
     >>> list(read_catalogue())[:2]
     ['P100-16GB', 'P40']
@@ -59,7 +59,7 @@ def read_catalogue() -> dict[str, GPU]:
 
 
 def gpus() -> tuple[GPU, ...]:
-    """Every GPU of the catalogue, MIG instances after their card.
+    """Return every GPU of the catalogue, MIG instances after their card.
 
     >>> len([card for card in gpus() if not card.is_mig]) >= 45
     True
@@ -68,7 +68,7 @@ def gpus() -> tuple[GPU, ...]:
 
 
 def gpu_from_table(name: str, table: Table, where: str, base: GPU | None = None) -> GPU:
-    """A GPU from the keys of a table. Missing keys come from `base`, or else from its generation.
+    """Return a GPU from the keys of a table. Missing keys come from `base`, or else from its generation.
 
     `where` names the file in an error's text.
 
@@ -90,7 +90,7 @@ def gpu_from_table(name: str, table: Table, where: str, base: GPU | None = None)
 
 
 def bare_context(sms: int, threads: int) -> int:
-    """Bytes of a context in which nothing was done yet: local memory for all threads that the card can hold."""
+    """Return the bytes of an unused context: local memory for all threads that the card can hold."""
     return sms * threads * 2 * KIB
 
 
@@ -117,10 +117,10 @@ def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
 
 
 def derived_usable(memory: int, compute_capability: tuple[int, int] | None) -> tuple[int, str]:
-    """What the driver leaves of `memory`, by shares fitted to cards with published figures (within 1 %), and how that
-    was computed."""
+    """Return the part of `memory` that the driver leaves usable, by shares fitted to cards with published figures
+    (within 1 %), and a description of the computation."""
     generation = generation_of(compute_capability) if compute_capability else None
-    # An unknown generation gets Ampere's share, a large one: too little usable memory is the safe mistake.
+    # An unknown generation gets Ampere's share, a large one: too little usable memory is the safer error.
     share = catalogue_tables()["generation"][generation or "ampere"]
     reserved = share["reserved_mib"] * MIB + int(share["reserved_fraction"] * memory)
     usable = max(memory - reserved, 0) // KIB * KIB
@@ -160,7 +160,7 @@ def _inherited(name: str, given: dict[str, Any], base: GPU, where: str) -> GPU:
     if given.get("compute_capability", base.compute_capability) != base.compute_capability:
         known |= defaults(given["compute_capability"])
     if "memory" in given or "usable" in given:
-        # Another amount of memory leaves another amount usable, unless the file says how much.
+        # If the file changes only the memory, the usable part changes with it.
         del known["usable"], known["usable_source"]
     if "context" in given:
         known |= dict.fromkeys(("context_bare", "context_upper")) | {"context_measured": False}
@@ -208,7 +208,7 @@ def _times(value: float | None, factor: float) -> float | None:
 
 
 def _checked(table: Table, where: str) -> dict[str, Any]:
-    """The table's keys as fields of `GPU`, or one error that says which key is wrong and what it needs."""
+    """Return the table's keys as fields of `GPU`, or raise one error with the wrong key and what it needs."""
     known: dict[str, Any] = {}
     for key, value in table.items():
         field = key.removesuffix("_mib") if key.removesuffix("_mib") in _SIZES else key

@@ -16,7 +16,7 @@ def local_gpus(nvml: Any = None) -> list[GPU]:
     """The GPUs of this machine, in NVML's order. A GPU in MIG mode is listed as its instances. `[]` without a driver.
 
     A GPU that the catalogue knows by device name and size keeps its figures, with the memory that NVML
-    reports; of another one, what NVML does not say is `None`. `nvml` is the module `pynvml` (package
+    reports; other GPUs have `None` for what NVML does not report. `nvml` is the module `pynvml` (package
     nvidia-ml-py) or one like it. Not covered: `CUDA_VISIBLE_DEVICES`, what is in use now, and GPUs that NVML
     cannot reach, which are left out.
     """
@@ -34,7 +34,7 @@ def local_gpus(nvml: Any = None) -> list[GPU]:
 
 
 def pynvml() -> Any:
-    """The module, or `None` where it is not installed."""
+    """Return the module, or `None` if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -42,12 +42,12 @@ def pynvml() -> Any:
 
 
 def nvml_text(value: Any) -> str:
-    """A name or UUID; older versions of pynvml give bytes."""
+    """Return a name or UUID as text; older versions of pynvml return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def driver_version(nvml: Any = None) -> str | None:
-    """The driver's version; `None` where NVML does not say."""
+    """Return the driver's version; `None` if NVML does not report it."""
     module = nvml or pynvml()
     if module is None:
         return None
@@ -94,7 +94,7 @@ def _described(nvml: Any, handle: Any) -> GPU:
 
 
 def in_catalogue(device_name: str, memory: int) -> GPU | None:
-    """The card of the catalogue that a driver calls by this name, with about as much memory."""
+    """Return the card of the catalogue that a driver calls by this name, with about as much memory."""
     same = [card for card in gpus() if _plain(card.device_name) == _plain(device_name)]
     same = [card for card in same if abs(card.memory - memory) <= _SAME_MEMORY * card.memory]
     return min(same, key=lambda card: abs(card.memory - memory), default=None)

@@ -23,9 +23,9 @@ _COUNT_AND_NAME = re.compile(r"(?:([0-9]+)\s*[x×*]\s*)?(.+)")
 def gpu(name: str | Path | GPU) -> GPU:
     """Find a GPU by name; case, hyphens, underscores and spaces do not matter. A path reads a TOML file.
 
-    A short name will do where only one GPU is called so (`"4090"`, `"gh200"`), and so does what PyTorch
+    A short name is enough if only one GPU has it (`"4090"`, `"gh200"`), and so does what PyTorch
     prints (`"NVIDIA A100-SXM4-40GB"`). A name that fits several ("a100") raises `UnknownName` with them all.
-    A path that ends in `.toml` describes one's own card: `base = "A100-40GB"` and the keys that differ, for
+    A path that ends in `.toml` describes your own card: `base = "A100-40GB"` and the keys that differ, for
     example `memory = "20GiB"`; files in `$ULLAGE_HOME/gpus` are found by their names without `.toml`. `"local"` is
     the first GPU of this machine, `"local:1"` the second. A `GPU` is returned as it is.
 
@@ -52,7 +52,7 @@ def gpu(name: str | Path | GPU) -> GPU:
 
 
 def default_gpu() -> str:
-    """The GPU that is taken where none is named: "local" where NVML finds one, else "H200".
+    """Return the default GPU: "local" if NVML finds one, else "H200".
 
     >>> default_gpu() in ("local", "H200")
     True
@@ -70,20 +70,20 @@ def nobody_named(taken: str) -> str:
 
 
 def own_files() -> dict[str, Path]:
-    """The files in `$ULLAGE_HOME/gpus`, by their names in lower case."""
+    """Return the files in `$ULLAGE_HOME/gpus`, by their names in lower case."""
     try:
         return {path.stem.casefold(): path for path in sorted((home() / "gpus").glob("*.toml"))}
-    except PermissionError:  # another user's home, which their job was given
+    except PermissionError:  # the home of another user, taken from their job's variables
         return {}
 
 
 def own_gpus() -> tuple[GPU, ...]:
-    """The GPUs that the files in `$ULLAGE_HOME/gpus` describe. A mistake in one of them raises `InvalidValue`."""
+    """Return the GPUs that the files in `$ULLAGE_HOME/gpus` describe. A mistake in a file raises `InvalidValue`."""
     return tuple(read_own_gpu(path, _named) for path in own_files().values())
 
 
 def select_gpus(text: str) -> list[GPU]:
-    """GPUs to compare: `"all"` (without MIG instances), `"mig"`, a generation, or names separated by commas."""
+    """Return GPUs to compare: `"all"` (without MIG instances), `"mig"`, a generation, or names separated by commas."""
     word = text.strip().casefold()
     whole = [card for card in gpus() if not card.is_mig]
     if word == "all":
@@ -96,7 +96,7 @@ def select_gpus(text: str) -> list[GPU]:
 
 
 def gpu_list(text: str) -> list[GPU]:
-    """Several GPUs, in order: `"4xA100-40GB"`, `"2x4090, H200"`, or a single name."""
+    """Return several GPUs, in order: `"4xA100-40GB"`, `"2x4090, H200"`, or a single name."""
     cards: list[GPU] = []
     for part in text.split(","):
         match = _COUNT_AND_NAME.fullmatch(part.strip())
@@ -113,7 +113,7 @@ def _named(name: str) -> GPU:
         return read_catalogue()[meant[0]]
     if meant:
         raise UnknownName("GPU", name, meant, hint=f"{name} can be any of {', '.join(meant)}")
-    # Beside a card's name its MIG instances would crowd the other cards out of the advice.
+    # MIG instances of one card would leave no room for other cards among the suggestions.
     wants_mig = "mig" in name.casefold()
     known = [card.name for card in gpus() if wants_mig or not card.is_mig]
     short = [card for way in nearest(_folded(name), _short_names()) for card in _short_names()[way] if card in known]
@@ -128,7 +128,7 @@ def _exact_names() -> dict[str, str]:
 
 @cache
 def _short_names() -> dict[str, list[str]]:
-    """Every other way to write a name, with the GPUs that it can mean."""
+    """Return every other way to write a name, with the GPUs that it can mean."""
     meanings: dict[str, list[str]] = {}
     for card in read_catalogue().values():
         for short in sorted(_ways_to_write(card)):

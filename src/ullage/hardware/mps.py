@@ -1,4 +1,4 @@
-"""NVIDIA's Multi-Process Service: a control daemon in folders of its own, so that no other one is disturbed."""
+"""NVIDIA's Multi-Process Service: a control daemon in folders of its own, so that it disturbs no other daemon."""
 
 import hashlib
 import os

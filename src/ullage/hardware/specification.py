@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-# What a card is taken for that does not say: the H200, on which kernels were measured.
+# Assumed for unknown figures of a card: those of the H200, on which kernels were measured.
 MEASURED_CAPABILITY, _MEASURED_SHARED_KIB, _MEASURED_SMS, _MEASURED_THREADS = (9, 0), 228, 132, 2048
 
 # The minor number only matters where one major number covers two generations.
@@ -71,33 +71,33 @@ class GPU:
 
     @property
     def generation(self) -> str | None:
-        """The architecture, `"pascal"` to `"blackwell"`; `None` where the compute capability is not known."""
+        """The architecture, `"pascal"` to `"blackwell"`; `None` if the compute capability is unknown."""
         return None if self.compute_capability is None else generation_of(self.compute_capability)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability by which kernels are chosen; where it is not known, the H200's."""
+        """The compute capability by which kernels are chosen; if unknown, the H200's."""
         return self.compute_capability or MEASURED_CAPABILITY
 
     @property
     def told_capability(self) -> tuple[int, int]:
-        """The compute capability that programs are told, and NCCL and cuBLAS go by; where it is not known (0, 0), for
-        which rules hold that need no newer GPU."""
+        """The compute capability that programs read, and by which NCCL and cuBLAS choose; (0, 0) if unknown, so that
+        only rules for the oldest GPUs apply."""
         return self.compute_capability or (0, 0)
 
     @property
     def shared_memory_kib(self) -> int:
-        """The shared memory of a multiprocessor by which kernels are chosen; where it is not known, the H200's."""
+        """The shared memory of a multiprocessor by which kernels are chosen, in KiB; if unknown, the H200's."""
         return self.shared_memory_per_sm_kib or _MEASURED_SHARED_KIB
 
     @property
     def multiprocessors(self) -> int:
-        """The number of multiprocessors by which kernels are chosen; where it is not known, the H200's."""
+        """The number of multiprocessors by which kernels are chosen; if unknown, the H200's."""
         return self.sms or _MEASURED_SMS
 
     @property
     def threads_per_sm(self) -> int:
-        """The threads that a multiprocessor holds; where it is not known, as on the H200."""
+        """The threads that a multiprocessor holds; if unknown, as on the H200."""
         return self.max_threads_per_sm or _MEASURED_THREADS
 
     @property
@@ -107,6 +107,6 @@ class GPU:
 
 
 def generation_of(compute_capability: tuple[int, int]) -> str | None:
-    """The generation of a compute capability; `None` for one that is not in the table."""
+    """Return the generation of a compute capability; `None` for one that is not in the table."""
     major, minor = compute_capability
     return _GENERATIONS.get((major, minor)) or _GENERATIONS.get((major, None))

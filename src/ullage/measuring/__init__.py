@@ -1,4 +1,4 @@
 """Runs on this machine's GPU, compared with their estimates: `ullage measure`, `evaluate`, `diff`, `contribute`.
 
-In come runs or a file of measured ones; out come lines of JSON, and errors of the estimates.
+The input is runs or a file of measured runs; the output is lines of JSON, and errors of the estimates.
 """

@@ -89,13 +89,13 @@ class ErrorSummary:
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The value at or below which this share of the values lies."""
+    """Return the value at or below which this share of the values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000 * len(ordered)) // 1000) - 1))]
 
 
 def groups(results: list[Comparison]) -> dict[str, list[Comparison]]:
-    """All runs, then by family and by precision."""
+    """Return all runs, then those of each family and of each precision."""
     members: dict[str, list[Comparison]] = {"all": results}
     for result in results:
         members.setdefault(result.family, []).append(result)
@@ -121,8 +121,8 @@ def summarize(results: list[Comparison]) -> list[ErrorSummary]:
 def bound(results: list[Comparison]) -> dict[str, float]:
     """Return the share of runs below `upper`, and its median distance above the truth.
 
-    Where runs shared a process and only their reserved memory was measured, the truth is that and the context of the
-    estimate.
+    If runs shared a process and only their reserved memory was measured, the truth is this memory and the context of
+    the estimate.
     """
     pairs = [(r.upper, truth) for r in results if r.upper is not None and (truth := _whole(r))]
     if not pairs:
@@ -134,7 +134,7 @@ def bound(results: list[Comparison]) -> dict[str, float]:
 
 
 def _whole(result: Comparison) -> int | None:
-    """The memory of the measured process, as far as it is known."""
+    """Return the memory of the measured process, as far as it is known."""
     if result.process_truth or result.process is None or result.reserved is None or not result.reserved_truth:
         return result.process_truth
     return result.reserved_truth + result.process - result.reserved

@@ -1,8 +1,8 @@
 """A file of small training runs that a user measured, for `ullage contribute` and `ullage evaluate`.
 
-The file is JSON lines. The first describes the card and the versions, each other one training of a fixed list. It has
-no text of the machine: of the card its name, of everything else numbers and versions, each checked against a pattern
-when it is written and when it is read. A file comes from strangers: whatever is not allowed is refused by its line.
+The file is JSON lines. The first describes the card and the versions, each other one training of a fixed list. Apart
+from the card's name it has only numbers and versions. Each value is checked against a pattern on writing and on
+reading: files come from strangers, so everything not allowed is refused, with its line.
 """
 
 import importlib.metadata
@@ -35,7 +35,7 @@ def _text(model: str, batch: int, length: int, **settings: Any) -> dict[str, Any
     return {"model": model, "batch": batch, "seq": length, "opt": "adamw", "precision": "fp32"} | settings
 
 
-# The trainings of version 1, most telling first: a run that is cut short still says the most. None needs 8 GB.
+# The trainings of version 1, the most informative first, in case a run is cut short. None needs 8 GB.
 TRAININGS: dict[str, dict[str, Any]] = {
     "mlp": {"model": "mlp:x", "widths": [784, 2048, 2048, 10], "batch": 256, "opt": "adam", "precision": "fp32"},
     "mlp-bf16": {"model": "mlp:x", "widths": [784, 2048, 10], "batch": 256, "opt": "adamw", "precision": "bf16"},
@@ -76,7 +76,7 @@ _MOST_MEMORY = 1 << 40
 
 
 class BadContribution(InvalidValue):
-    """A file that is no contribution, or one that says what cannot be."""
+    """A file that is not a contribution, or has impossible values."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,20 @@ class Contribution:
 
     @property
     def gpu(self) -> GPU:
-        """The card: the catalogue's where it has one of this name and size, else as the file describes it."""
+        """The card: the catalogue's if it has one of this name and size, else as the file describes it."""
         card = self.header["gpu"]
         table = {"memory": card["memory"], "sms": card["sms"], "compute_capability": card["capability"]}
         known = in_catalogue(card["name"], card["memory"])
         return known or gpu_from_table(card["name"], table, "the contribution")
 
     def truth(self) -> list[dict[str, Any]]:
-        """The trainings that were measured, in the form of a file of measured runs."""
+        """Return the measured trainings, in the form of a file of measured runs."""
         measured = [name for name, run in self.runs.items() if "failed" not in run]
         return [{"id": name, **TRAININGS[name], **self.runs[name]} for name in measured]
 
 
 def header_of(gpu: GPU, driver: str | None, cuda: str | None, cudnn: int | None) -> dict[str, Any]:
-    """The first line: what the card and the software are, and nothing of whose machine it is."""
+    """Return the first line: the card and the software, without anything that identifies the machine."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -127,7 +127,7 @@ def header_of(gpu: GPU, driver: str | None, cuda: str | None, cudnn: int | None)
 
 
 def line_of(name: str, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """A training's line: only the figures. An error's text may name paths, so a word stands for it."""
+    """Return a training's line: only the figures. An error's text may name paths, so one word replaces it."""
     if "oom" in measured:
         return {"id": name, "failed": OUT_OF_MEMORY}
     if "failed" in measured:
@@ -145,7 +145,7 @@ def contribute(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Measure what the file does not have yet, until the time is over; yields each training's id and line.
+    """Measure the trainings that the file lacks, until the time is over; yield each training's id and line.
 
     `measure_one` takes a configuration and the seconds that are left. Each line is on the disk before the next training
     begins; after a kill, the same call goes on. A file of another card or other versions is left as it is.
@@ -167,7 +167,7 @@ def contribute(
 
 
 def _begin(path: Path, header: dict[str, Any]) -> set[str]:
-    """The ids that are in the file; a new file gets its header, and a line that a kill tore is taken off."""
+    """Return the ids in the file. A new file gets its header; a last line cut off by a kill is removed."""
     if not path.exists() or not path.stat().st_size:
         path.write_text(json.dumps(header) + "\n", encoding="utf-8")
         return set()
@@ -189,7 +189,7 @@ def _begin(path: Path, header: dict[str, Any]) -> set[str]:
 
 
 def is_one(path: Path) -> bool:
-    """Whether a file begins as `ullage contribute` begins its files."""
+    """Return whether a file begins as `ullage contribute` begins its files."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.readline())
@@ -294,7 +294,7 @@ def _run(run: dict[str, Any], memory: int, place: str) -> dict[str, Any]:
 
 
 def _plausible(run: dict[str, Any], place: str) -> None:
-    """Refuse figures that no GPU gives: PyTorch's allocator hands out multiples of 512 bytes from whole segments."""
+    """Refuse figures that no GPU can have: PyTorch's allocator hands out multiples of 512 bytes from whole segments."""
     end, peak = (run["end_alloc"], run["end_reserved"]), (run["peak_alloc"], run["peak_reserved"])
     wrong = [
         (not run["peak_alloc"], "nothing was allocated"),
@@ -329,5 +329,5 @@ def _whole(value: Any, least: int, most: int, name: str, place: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value of a stranger's file in a message: short, and without anything that a terminal would obey."""
+    """Shorten a value of a stranger's file for a message, without characters that control a terminal."""
     return plain(repr(value))[:60]

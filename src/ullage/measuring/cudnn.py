@@ -2,8 +2,8 @@
 
 The problems come from a file, or from a script that is followed on a virtual GPU. A line of the result is JSON:
 `problem` (the fields of a `ConvolutionProblem`), `gpu`, `cudnn` (its version), and `candidates`, in the order in
-which PyTorch tries them, each with `engine`, `notes` and `workspace`. Where cuDNN declined there is `declined` instead.
-Lines that are there already are not asked again.
+which PyTorch tries them, each with `engine`, `notes` and `workspace`. If cuDNN declined, `declined` replaces them.
+Problems that the result already has are skipped.
 """
 
 import json
@@ -24,7 +24,7 @@ from ullage.jobs.model import read_rows, rows_so_far
 from ullage.virtual.cudnn.backend import Cudnn, CudnnError
 from ullage.virtual.cudnn.formulas import ConvolutionProblem
 
-_AT_ONCE = 32  # problems that a process is given
+_AT_ONCE = 32  # problems that a process gets at once
 
 
 def listed_problems(path: Path) -> list[ConvolutionProblem]:
@@ -63,7 +63,7 @@ def _ask(problems: Sequence[ConvolutionProblem]) -> list[dict[str, Any]]:
 
 
 def architectures(text: str) -> list[str]:
-    """The architectures that were asked for: "all", or names with commas."""
+    """Return the requested architectures: "all", or names separated by commas."""
     names = list(ARCHITECTURE_CARDS) if text == "all" else text.split(",")
     for name in names:
         if name not in ARCHITECTURE_CARDS:
@@ -72,8 +72,8 @@ def architectures(text: str) -> list[str]:
 
 
 def described(own: Mapping[str, Any], architecture: str) -> str:
-    """The description of a card of this architecture, made from that of this machine's own: cuDNN's own JSON. Of its
-    fields, only the architecture changed cuDNN's answers."""
+    """Return the description of a card of this architecture, in cuDNN's JSON, made from that of this machine's card.
+    Of its fields, only the architecture changed cuDNN's answers."""
     card = gpu(ARCHITECTURE_CARDS[architecture])
     major, minor = card.told_capability
     known = {
@@ -89,10 +89,10 @@ def described(own: Mapping[str, Any], architecture: str) -> str:
 def ask(
     problems: Iterable[ConvolutionProblem], workers: int = 4, description: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Ask cuDNN about problems, in several processes; yields a row for each, in their order.
+    """Ask cuDNN about problems, in several processes; yield a row for each, in their order.
 
-    `description` is that of another GPU, in cuDNN's own JSON. For some that it does not know, cuDNN ends the process
-    that asks, 9.19 for sm_100: that raises `CudnnError`.
+    `description` describes another GPU, in cuDNN's JSON. For some GPUs that cuDNN does not know (9.19: sm_100), it
+    ends the process that asks: that raises `CudnnError`.
     """
     cudnn = Cudnn(description)
     about = {

@@ -15,7 +15,7 @@ ALLOC, FREE = 0, 2  # actions of a history; a free counts when it is completed
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request or free: its size and, on the virtual GPU, who asked."""
+    """One request or free: its size and, on the virtual GPU, where it comes from."""
 
     action: int
     size: int
@@ -81,11 +81,11 @@ def virtual_requests(function: Callable[[], Any], gpu: str = "H200") -> list[Req
 
 
 def first_difference(recorded: list[Request], virtual: list[Request], around: int = 6) -> Difference | None:
-    """The first request that differs, with some before and after it; `None` if the runs are the same."""
+    """Return the first request that differs, with some before and after it; `None` if the runs are the same."""
     pairs = zip(recorded, virtual, strict=False)
     differ = (place for place, (a, b) in enumerate(pairs) if (a.action, a.size) != (b.action, b.size))
     index = next(differ, min(len(recorded), len(virtual)))
     if index == len(recorded) and all(request.action == FREE for request in virtual[index:]):
-        return None  # the recording stopped before the program let go of everything
+        return None  # the recording stopped before the program freed everything
     begin = max(0, index - around)
     return Difference(index, recorded[begin : index + around], virtual[begin : index + around], begin)

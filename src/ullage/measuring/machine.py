@@ -10,7 +10,7 @@ from ullage.measuring.runs import RunRequest, apart, local_gpu, measure_apart
 
 
 def describe(nvml: Any = None) -> dict[str, Any]:
-    """The header of a contribution for this machine's first GPU; says what to do where there is none."""
+    """Return the header of a contribution for this machine's first GPU; without one, the error says what to do."""
     card = local_gpu(nvml)
     import torch
 
@@ -23,7 +23,7 @@ def measure_one(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def measure_context(seconds: float = 120.0) -> dict[str, int]:
-    """Bytes outside PyTorch's allocator in a fresh process on the real GPU, after each library's first use."""
+    """Return the bytes outside PyTorch's allocator in a new process on the real GPU, after each library's first use."""
     local_gpu()
     sizes = apart("ullage.measuring.machine:context_here", {}, RunRequest(), {}, seconds, None)
     if "failed" in sizes:
@@ -32,7 +32,7 @@ def measure_context(seconds: float = 120.0) -> dict[str, int]:
 
 
 def context_here(request: dict[str, Any], read: Callable[[], int | None] | None = None) -> dict[str, int]:
-    """In the child process: a bare context, then with PyTorch's kernels, cuBLAS and cuDNN. `read` stands for NVML."""
+    """In the child: measure a bare context, then with PyTorch's kernels, cuBLAS and cuDNN. `read` replaces NVML."""
     import torch
 
     from ullage.measuring.single_run import process_memory
@@ -61,7 +61,7 @@ def context_here(request: dict[str, Any], read: Callable[[], int | None] | None 
 
 
 def as_own_card(measured: dict[str, int], base: str) -> str:
-    """A file for `$ULLAGE_HOME/gpus` that says what was measured."""
+    """Return a file for `$ULLAGE_HOME/gpus` with the measured values."""
     bare, used = measured["bare"] >> 20, max(measured.values()) >> 20
     sizes = {"context": used, "context_bare": bare, "context_upper": used + 40}
     lines = [f'base = "{base}"', *(f"{name}_mib = {size}" for name, size in sizes.items())]

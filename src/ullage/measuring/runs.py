@@ -1,8 +1,8 @@
 """Measures runs on a real GPU: each in a fresh process, several at once as memory allows.
 
-How much a run may take is not known before it is measured, so it is estimated first, in a process that sees no GPU;
-a run starts when the sum of the bounds of those that run leaves room for its own. The estimate is kept beside the
-measurement, so that a file of measured runs is also a comparison.
+The memory that a run needs is unknown before the measurement, so it is estimated first, in a process that sees no GPU.
+A run starts when the upper bounds of the active runs leave room for its own. Each row has the estimate and the
+measurement, so a file of measured runs is also a comparison.
 """
 
 import os
@@ -31,9 +31,9 @@ ESTIMATED = ("peak_allocated", "peak_reserved", "process_memory", "upper", "seco
 class RunRequest:
     """A run to measure: a row of a file of configurations, or a script with its arguments.
 
-    A script runs in the folder `cwd` with the variables `env` beside those that are set. `cap` is the most that
-    PyTorch's allocator may reserve in that run, in bytes; `history` a file for its requests. A script is ended after
-    `stop_after` seconds where it has not ended by then: what it took until then is its answer.
+    A script runs in the folder `cwd` with the variables `env` added to those already set. `cap` is the most that
+    PyTorch's allocator may reserve in that run, in bytes; `history` is a file for its requests. A script that still
+    runs after `stop_after` seconds is ended; its figures until then are its answer.
     """
 
     row: dict[str, Any] = field(default_factory=dict)
@@ -51,14 +51,14 @@ class RunRequest:
 def estimate_apart(
     request: RunRequest, gpu: str, timeout: float = 300.0, stop: threading.Event | None = None
 ) -> dict[str, Any]:
-    """The estimate of a run, by a process that sees no GPU; `stop` ends it early."""
+    """Estimate a run in a process that sees no GPU; `stop` ends it early."""
     variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     question = {**vars(request), "gpu": gpu}
     return apart("ullage.measuring.runs:estimate_here", question, request, variables, timeout, stop)
 
 
 def measure_apart(request: RunRequest, timeout: float = 300.0, stop: threading.Event | None = None) -> dict[str, Any]:
-    """One run on the real GPU in a fresh process; `stop` ends it early."""
+    """Measure one run on the real GPU in a fresh process; `stop` ends it early."""
     variables = {"OMP_NUM_THREADS": "2"}
     return apart("ullage.measuring.single_run:measure_here", vars(request), request, variables, timeout, stop)
 
@@ -71,7 +71,7 @@ def apart(
     timeout: float,
     stop: threading.Event | None,
 ) -> dict[str, Any]:
-    """The answer of a function in a fresh process, `"module:function"`; `"failed"` says why there is none."""
+    """Return the answer of a function (`"module:function"`) in a fresh process; `"failed"` says why there is none."""
     env = environment(dict(os.environ) | request.env, import_from=sys.path) | variables
     outcome = run(entry, question, limits=Limits(seconds=timeout), env=env, cwd=request.cwd, stop=stop)
     if outcome.answer is not None:
@@ -81,7 +81,7 @@ def apart(
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
-    """In the child process: the figures of the estimate that a file of measured runs keeps."""
+    """In the child process: return the figures of the estimate that a file of measured runs has."""
     from ullage.estimation.asking import answer_request
     from ullage.jobs.job import JobRequest, Script
     from ullage.jobs.model import Model
@@ -123,11 +123,11 @@ def measure(
     estimated: bool = True,
     timeout: float = 300.0,
 ) -> Iterator[dict[str, Any]]:
-    """Measure every run; yields a row for each as it is done: the configuration, the figures and the estimate.
+    """Measure every run; yield a row for each as it is done: the configuration, the figures and the estimate.
 
-    A row that brings its estimate is not estimated again, and none is where `estimated` is false: each run is then
-    promised `UNKNOWN_NEED`. With `cap` runs are limited to the bound of their estimate
-    (`upper` less the context): `"capped"` says whether they survived, and one that met its limit is run without it too.
+    A row that already has an estimate is not estimated again. If `estimated` is false, no row is, and each run is
+    promised `UNKNOWN_NEED`. With `cap`, runs are limited to the bound of their estimate (`upper` less the context):
+    `"capped"` says whether they survived, and a run that met its limit is repeated without it.
     """
     memory = GpuMemory(max(GIB, total - SPARE))
     begin, stop = time.monotonic(), threading.Event()
@@ -163,9 +163,9 @@ def measure(
 def _under(
     limit: int | None, request: RunRequest, timeout: float, stop: threading.Event
 ) -> tuple[dict[str, Any], bool]:
-    """A run with the allocator limited, and whether it survived; where it met the limit, the run without it.
+    """Return a run with a limited allocator, and whether it survived; if it met the limit, the run without it.
 
-    A run that never met its limit (no retry) is the run that it would have been without.
+    A run that never met its limit (no retry) is the same as one without it.
     """
     figures = measure_apart(replace(request, cap=limit), timeout, stop)
     survived = not {"oom", "failed"} & figures.keys()
@@ -175,7 +175,7 @@ def _under(
 
 
 def local_gpu(nvml: Any = None) -> GPU:
-    """This machine's first GPU; says what to do where there is none."""
+    """Return this machine's first GPU; without one, the error says what to do."""
     cards = local_gpus(nvml)
     if not cards:
         raise UllageError(
@@ -186,10 +186,10 @@ def local_gpu(nvml: Any = None) -> GPU:
 
 
 def read_runs(rows: Sequence[dict[str, Any]], iterations: int, histories: Path | None) -> list[RunRequest]:
-    """The runs in a file's rows; every row needs an id of its own, which also names its history.
+    """Return the runs in a file's rows; every row needs a unique id, which also names its history.
 
-    A row with `script` is a script, with `args`, `module`, `cwd`, `env` and `stop_after` where it has them; paths count
-    from `cwd`.
+    A row with `script` is a script, optionally with `args`, `module`, `cwd`, `env` and `stop_after`; paths are relative
+    to `cwd`.
     """
     requests, seen = [], set()
     for number, row in enumerate(rows):

@@ -1,8 +1,8 @@
 """One run on the real GPU, inside the child process that `measure_apart` starts.
 
 The answer has the form of the measured files: peaks, figures after each iteration, NVML's figures. A run that runs out
-of memory is an answer too (`"oom"`: PyTorch's message), and so is a script that fails after it has trained
-(`"broke_off"`): what it took until then. Only what could not be tried at all is an error.
+of memory is an answer too (`"oom"`: PyTorch's message), and so is a script that failed after it had trained
+(`"broke_off"`): its figures until then. Only a run that could not be tried at all is an error.
 """
 
 import os
@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ullage.hardware.local import driver_version, pynvml
 from ullage.jobs import Model, train
 
-# What NVML says of the process that asks: its memory on one GPU. `None` where it says nothing.
+# Reads this process's memory on one GPU from NVML; `None` if NVML does not report it.
 
 
 class ProcessMemory:
@@ -57,7 +57,7 @@ class ProcessMemory:
         return None
 
     def gpu_percent(self) -> int | None:
-        """NVML's share of the last second in which any kernel ran, for GPUs that have no finer counters."""
+        """Return NVML's share of the last second in which any kernel ran, for GPUs without finer counters."""
         if self._nvml is None:
             return None
         try:
@@ -116,12 +116,12 @@ def _train(row: dict[str, Any], iterations: int, answer: dict[str, Any]) -> None
 
 
 class _TimeOver(BaseException):
-    """The script has run for as long as it was to; no `except Exception` of it holds this up."""
+    """The script's time is over; not an `Exception`, so that the script does not catch it."""
 
 
 @contextmanager
 def _at_most(seconds: float | None) -> Iterator[dict[str, bool]]:
-    """Ends what runs inside after so many seconds, and says that it did."""
+    """End the code inside `with` after this many seconds, and report that it was ended."""
     outcome: dict[str, bool] = {}
     if not seconds:
         yield outcome
@@ -131,7 +131,7 @@ def _at_most(seconds: float | None) -> Iterator[dict[str, bool]]:
         raise _TimeOver
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 2.0)  # again, where a destructor or a bare `except` caught it
+    signal.setitimer(signal.ITIMER_REAL, seconds, 2.0)  # again, in case a destructor or a bare `except` caught it
     try:
         yield outcome
     except _TimeOver:
@@ -155,7 +155,7 @@ def _run_script(path: str, args: list[str], module: bool) -> None:
 
 
 class _Peaks:
-    """The peaks of a whole run, also where the script sets PyTorch's own back in between."""
+    """The peaks of a whole run, even if the script resets PyTorch's own in between."""
 
     def __init__(self) -> None:
         self._most = {"allocated": 0, "reserved": 0}
@@ -178,14 +178,14 @@ class _Peaks:
             self._most[kind] = max(most, statistics[f"{kind}_bytes.all.peak"])
 
     def close(self) -> dict[str, int]:
-        """The peaks; PyTorch's function is as it was."""
+        """Restore PyTorch's function and return the peaks."""
         self._set(self._reset)
         self._note()
         return {"peak_alloc": self._most["allocated"], "peak_reserved": self._most["reserved"]}
 
 
 class _MostMemory:
-    """Asks NVML for the memory of this process every so often: a script may give back what it took before it ends."""
+    """Polls NVML for this process's memory, because a script may free memory before it ends."""
 
     def __init__(self, memory: ProcessMemory, every_s: float = 0.02) -> None:
         self._memory, self._every_s = memory, every_s
@@ -199,7 +199,7 @@ class _MostMemory:
             self._most = max(self._most, self._memory.read() or 0)
 
     def close(self) -> int | None:
-        """The most that was seen; `None` where NVML says nothing."""
+        """Return the most memory seen; `None` if NVML does not report it."""
         self._end.set()
         self._thread.join()
         return self._most or None
@@ -208,7 +208,7 @@ class _MostMemory:
 def measure_here(request: dict[str, Any]) -> dict[str, Any]:
     """Measure the run of a request; see `ullage.measuring.runs.RunRequest`."""
     begin = time.perf_counter()
-    torch.cuda.synchronize()  # makes the context, and leaves the allocator as a script finds it
+    torch.cuda.synchronize()  # creates the context, and leaves the allocator untouched
     answer: dict[str, Any] = {"nvml_ctx": process_memory()}
     peaks = _Peaks()
     most = _MostMemory(ProcessMemory(torch.cuda.get_device_properties(0).uuid)) if request.get("script") else None

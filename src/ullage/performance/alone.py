@@ -18,7 +18,7 @@ from ullage.performance.step import StepCalls, runs_kernels, waits_for_gpu
 from ullage.performance.timeline import Launch, Launches
 from ullage.performance.work import Work, tensors_of, work_of
 
-_TENSORS, _NUMBERS = 128, 2 * 320 * 65536  # that one kernel takes of lists: tensors of two lists, blocks of 65,536
+_TENSORS, _NUMBERS = 128, 2 * 320 * 65536  # limits of one kernel on lists: tensors of two lists, and numbers
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class StepWork:
 
 
 def _made_again(calls: Mapping[str, float]) -> float:
-    """The share of the forward pass that checkpoints of activations make again in the backward pass: by the operators
-    that have gradients of their own in the step, since they do not belong into a backward pass."""
+    """Return the share of the forward pass that activation checkpointing repeats in the backward pass, by operators
+    whose gradients are also in the step: they do not belong in a backward pass themselves."""
     counts: dict[str, dict[str, float]] = {"forward": defaultdict(float), "backward": defaultdict(float)}
     for name, count in calls.items():
         which, operator, *_ = name.split()
@@ -230,7 +230,7 @@ _GROUPS = {"convolution": 8, "convolution_overrideable": 8, "_convolution": 8, "
 
 
 def host_time(rates: Rates, work: StepWork) -> float:
-    """Seconds that the host needs to launch a step, without the copies that it waits for."""
+    """Return the seconds that the host needs to launch a step, without the copies that it waits for."""
     parts = sum(rates.host.get(name, 0.0) * count for name, count in work.host.items())
     whole = float(parts + sum(count * of_call(rates.host_calls, name) for name, count in work.host_calls.items()))
     return whole * rates.uneven(whole)
@@ -256,7 +256,7 @@ def both_sides(rates: Rates, work: StepWork, times: Floats, gpu_s: float) -> tup
 
 
 def parts_of(work: Work) -> Sequence[float]:
-    """The kernels of a call, as shares of its time; jobs that share a GPU wait for them.
+    """Return the kernels of a call, as shares of its time; jobs that share a GPU wait for them.
 
     A convolution is several kernels, and so are optimizer calls on lists that do not fit into one.
     """
@@ -282,7 +282,7 @@ def _kind_of_convolution(shape: Mapping[str, float]) -> str:
 
 def groups_of(works: Sequence[Work], counts: Floats, times: Floats, fills: Floats) -> list[KernelGroup]:
     """Return the kernels of a step, grouped by factors of two in length, those that fill the SMs apart from the others.
-    Each of the works comes `counts` times, takes `times` seconds, and fills the share `fills` of the SMs."""
+    Each of the works runs `counts` times, takes `times` seconds, and fills the share `fills` of the SMs."""
     shares = [parts_of(work) for work in works]
     places = np.repeat(np.arange(len(works)), [len(parts) for parts in shares])
     if not len(places):

@@ -31,13 +31,13 @@ _SAME = 0.005  # of a step: gaps are not looked at again for less
 class SharingRules:
     """The figures of the model, fitted to sets of jobs that were measured.
 
-    - `overlap`: how well a job's host work and GPU work hide each other: at 1 not at all, the more the better.
+    - `overlap`: how well a job's host work and GPU work overlap: at 1 not at all, better at higher values.
     - `contention`: how long a kernel waits for another one that fills the SMs, under MPS; 1 is as long as it runs.
-    - `crowding`: how much longer kernels that fill the SMs run beside others, under MPS, by the part of the SMs that
-      those take.
+    - `crowding`: how much longer kernels that fill the SMs run next to others, under MPS, by the share of the SMs
+      that the others use.
     - `closing`: how far third jobs close the gaps between the kernels of another one, under MPS; 0 is not at all.
     - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
-    - `idle_w`: what jobs that share a GPU draw once, as fitted; `data_sheet.WAITING_W` is what was measured.
+    - `idle_w`: the watts that jobs sharing a GPU draw once, as fitted; `data_sheet.WAITING_W` is the measured value.
     """
 
     overlap: float
@@ -101,16 +101,16 @@ def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules)
     return SharedStep(step_s=max(job.step_s, _copy_s(job) + _both(_host_s(job, rules), gpu_s, rules.overlap)))
 
 
-# For each job and each other one that is always there, seconds of a step: by how much its work on the GPU takes longer,
-# and its waits for single results.
+# For each job and each other job that is always active, seconds of a step: the delay of its work on the GPU, and that
+# of its waits for single results.
 _Delays = list[list[tuple[float, float]]]
 
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The kernels of a step: `sizes` says how many there are of which length. Those that fill the SMs do so for
-    `blocking_s` in a step, each for `turn_s`; `between_s` passes until the next of them, and who comes at any time
-    waits `rest_s`. Meanwhile the part `busy` of the SMs is taken."""
+    """The kernels of a step: `sizes` has numbers of kernels and their lengths. Those that fill the SMs do so for
+    `blocking_s` of a step, each for `turn_s`, with `between_s` until the next; a kernel that arrives at any time waits
+    `rest_s` for them on average. While the GPU works, the share `busy` of its SMs is in use."""
 
     sizes: list[tuple[float, float]]
     blocking_s: float = 0.0
@@ -140,7 +140,7 @@ class _Kernels:
         return cls(sizes, blocking_s, blocking_s / count, max(0.0, gpu_s - blocking_s) / count, rest_s, busy)
 
 
-_KNOWN: dict[int, tuple[Utilization, _Kernels]] = {}  # by id of the job, which lives as long as it is here
+_KNOWN: dict[int, tuple[Utilization, _Kernels]] = {}  # by id of the job, which this keeps alive
 _MOST_KNOWN = 10_000
 
 
@@ -160,7 +160,7 @@ _FEWEST, _SHORTEST, _LONGEST = 1e-3, 1e-9, 1e5  # kernels in a step, and seconds
 def _as_busy(job: Utilization, gpu_s: float) -> list[KernelGroup]:
     """Return a job's kernels, scaled so that their seconds and SMs add up to those of its step."""
     wide = min(1.0, max(job.smact, job.drama) * job.step_s / gpu_s)
-    # Such kernels can exist: the values may come from anybody.
+    # Ignore impossible kernels: the values may come from anyone.
     groups = [
         group
         for group in job.kernel_groups
@@ -241,7 +241,7 @@ class _Sliced:
         ]
 
     def among(self, steps: Sequence[float], counts: Sequence[int]) -> _Delays:
-        """The same, whoever else is there."""
+        """Return the delays, which do not depend on the steps of other jobs."""
         return self.delays
 
 

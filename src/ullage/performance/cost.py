@@ -22,7 +22,7 @@ _NO_SAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What an hour of each GPU costs, and a kilowatt hour; what is not known is not there. None are built in.
+    """Prices of an hour of each GPU and of a kilowatt hour; unknown prices are missing. None are built in.
 
     >>> prices = Prices.from_dict({"currency": "EUR", "hour": {"A100-40GB": 1.5}})
     >>> prices.of("A100-40GB", hours=10, kwh=3), prices.of("T4", hours=10, kwh=3)
@@ -36,7 +36,7 @@ class Prices:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "the prices") -> "Prices":
-        """Prices from `currency`, `kwh`, and the table `hour` by the names of GPUs."""
+        """Read prices from `currency`, `kwh`, and the table `hour` by the names of GPUs."""
         for name in values:
             if name not in ("currency", "kwh", "hour"):
                 raise InvalidValue(f"{source}: keys must be currency, kwh and [hour], got {name!r}")
@@ -74,9 +74,9 @@ def _price(value: Any, name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long to train: `Training(epochs=90, samples=1281167)`, or `Training(total_steps=10_000)`.
+    """The length of a training: `Training(epochs=90, samples=1281167)`, or `Training(total_steps=10_000)`.
 
-    A step takes `samples_per_step`, if the run itself does not tell. The data loader delivers at most `input_rate`
+    A step takes `samples_per_step`, if the run itself does not show it. The data loader delivers at most `input_rate`
     samples a second. `prices` are a TOML file or its content: `{"currency": "EUR", "kwh": 0.3, "hour": {"H200": 3.5}}`.
 
     >>> Training(samples=1000).has_length, Training(input_rate=100).has_length
@@ -121,8 +121,8 @@ class Training:
         return Prices.from_dict(given) if isinstance(given, Mapping) else Prices.read(given)
 
     def check(self, tells_epoch: bool, tells_step: bool) -> None:
-        """Reject, before anything runs, a training whose length or input rate cannot be computed after it: a script may
-        tell the samples of an epoch, a script and a model's options those of a step."""
+        """Reject a training early if its length or input rate could not be computed after the run. A script may show
+        the samples of an epoch; scripts and a model's options show those of a step."""
         if self.has_length and self.total_steps is None and self.samples is None and not tells_epoch:
             raise InvalidValue(_NO_SAMPLES)
         needs_step = self.input_rate is not None or self.has_length and self.total_steps is None

@@ -1,4 +1,4 @@
-"""How long ranks exchange data, and how much of that the GPU waits for. Modelled, not measured.
+"""The time in which ranks exchange data, and the part of it that the GPU waits. Modelled, not measured.
 
 A collective takes the time of NCCL's own model (src/graph/tuning.cc): the steps of a ring, or of a tree if that is
 faster, each with the latency of its network, and the bytes over the bandwidth of the narrowest place, times the factor
@@ -57,7 +57,7 @@ class Collective(NamedTuple):
         return (2 if self.operation == "all_reduce" else 1) * (ranks - 1) / ranks
 
     def seconds(self, by: Interconnect) -> float:
-        """How long it takes.
+        """Return the seconds that the operation takes.
 
         >>> from ullage.hardware import gpu
         >>> from ullage.performance.networks import interconnect_of
@@ -148,7 +148,7 @@ class Exchange:
         return [Collective.of(call) for _, call in self.events if call["operator"] != WAIT]
 
     def _with_joins(self) -> list[tuple[int, dict[str, Any]]]:
-        """Return the events, and the waits of DDP for its buckets. The last one begins when the last gradient is there;
+        """Return the events, and the waits of DDP for its buckets. The last one begins when the last gradient is ready;
         after that the backward pass only copies the sums."""
         last: dict[tuple[int, int], int] = {}  # of each backward pass and group
         for number, (place, call) in enumerate(self.events):
@@ -165,7 +165,7 @@ class Exchange:
     def waiting(self, seconds: Sequence[float] | npt.NDArray[np.float64], by: Interconnect) -> float:
         """Return the seconds in which the GPU waits for others in a step, given the `seconds` of each distinct call."""
         clock = np.concatenate([[0.0], np.cumsum(np.asarray(seconds)[self.order])])
-        waited, places, shifts = 0.0, [0], [0.0]  # how much later things are, from which place on
+        waited, places, shifts = 0.0, [0], [0.0]  # delays, each from a place on
         free: dict[int, float] = {}
         ends: list[float] = []
         for place, call in self._with_joins():

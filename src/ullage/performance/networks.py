@@ -12,7 +12,7 @@ from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware.specification import GPU
 
 NVLINK, PCIE, FABRIC = "NVLink", "PCIe", "network"
-_REACHED = 0.96  # of what the name of a network says: 12 GB/s for 100 Gbit/s
+_REACHED = 0.96  # of a network's nominal rate: 12 GB/s for 100 Gbit/s
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ NETWORKS = {
     )
 }
 
-# What machines are sold with: NVIDIA's DGX and HGX systems of each generation; cards that plug in have PCIe.
+# Networks of machines as sold: NVIDIA's DGX and HGX systems of each generation; cards that plug in have PCIe.
 _SOCKETED = re.compile(r"SXM|HBM3|H200$|H20$|B200|B300|GH200|GB200")
 _OF_SOCKETS = {
     "pascal": "nvlink1",
@@ -79,8 +79,8 @@ _BETWEEN = {"nvlink1": "ib-edr", "nvlink2": "ib-edr", "nvlink3": "ib-hdr", "nvli
 
 @dataclass(frozen=True)
 class Interconnect:
-    """How the GPUs of a job reach each other: by one network inside a machine, and by another between machines, which
-    has so many `adapters` in each; `None` means what its name says.
+    """The connections between the GPUs of a job: one network inside a machine, and another between machines, each with
+    this number of `adapters`; `None` means as many as the network usually has.
 
     >>> str(Interconnect(NETWORKS["nvlink4"], NETWORKS["ib-ndr"], 4))
     'nvlink4,4xib-ndr'
@@ -96,7 +96,7 @@ class Interconnect:
 
 
 def interconnect_of(gpu: GPU, named: str | None = None) -> Interconnect:
-    """Return how GPUs like this one are connected: by the networks in `named` (`"nvlink4"`, `"pcie4,eth-100"`,
+    """Return the connections between GPUs like this one: the networks in `named` (`"nvlink4"`, `"pcie4,eth-100"`,
     `"4xib-ndr"`), otherwise as in machines sold with them."""
     generation = gpu.generation or "ampere"
     socketed = _SOCKETED.search(gpu.device_name) is not None and not gpu.is_mig

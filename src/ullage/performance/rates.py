@@ -1,10 +1,10 @@
 """How long an operator call works on a GPU, and how busy it keeps it: fitted to measurements on an H200.
 
-A call takes its least time by the data sheet (`Work.least_time`) times a factor, which regression trees know. They were
-grown on single calls and on whole runs at once, so that calls come out right by themselves and add up to what a step
-takes. Other trees know the shares of that time: SMACT, SMOCC, DRAMA and tensor activity. `ullage lab train utilization`
-makes the file. On another GPU a call takes its least time there, and as much beyond it in seconds. Nobody measured
-that.
+A call takes its least time by the data sheet (`Work.least_time`) times a factor, which regression trees predict. They
+were fitted to single calls and whole runs together, so that calls are right by themselves and add up to the time of a
+step. Other trees predict the shares of that time: SMACT, SMOCC, DRAMA and tensor activity. `ullage lab train
+utilization` makes the file. On another GPU a call takes its least time there, and as much beyond it in seconds. That
+was not measured.
 """
 
 import functools
@@ -28,23 +28,23 @@ SHIPPED = Path(__file__).parent / "data" / "rates.safetensors"
 SHARES = ("smact", "smocc", "drama", "tensor")
 _TYPES = ("float32", "bfloat16", "float16", "float64", "complex64", "int")
 _OF_EACH_CALL = ("kind", "type", "tf32", "read", "written", "flops", "intensity", "least_time", "operator")
-_OF_SHARES = ("time", "factor")  # what the trees of shares read beside
+_OF_SHARES = ("time", "factor")  # which the trees of shares also read
 _MISSING = -1.0
-# What the host does in each pass of a step beside calls of operators; each takes its time. `forward` and `backward` are
-# the passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their
-# lists, `optimizer_calls` all others of an optimizer, `cpu_bytes` what operators on the CPU write. `compiled` is 1
-# where torch.compile wrote kernels, whose guards are checked, and `compiled_kernels` how many of these a step launches.
-# `checkpointed_nodes` are those autograd nodes whose saved tensors are computed a second time.
+# Host work in each pass of a step besides calls of operators; each part takes time. `forward` and `backward` are the
+# passes themselves, `lists` calls with many tensors, as optimizers make them, `parameters` the longest of their lists,
+# `optimizer_calls` an optimizer's other calls, `cpu_bytes` the bytes that operators on the CPU write. `compiled` is 1
+# if torch.compile wrote kernels, whose guards are checked, and `compiled_kernels` is the number that a step launches.
+# `checkpointed_nodes` are the autograd nodes whose saved tensors are computed a second time.
 HOST_PARTS: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward", "modules", "forward_nodes", "cpu_bytes", "compiled", "compiled_kernels"),
     "backward": ("backward", "backward_nodes", "checkpointed_nodes"),
     "optimizer": ("optimizer_steps", "lists", "listed_tensors", "parameters", "optimizer_calls", "waits"),
 }
 
-EVEN_S = 0.02  # the host's part of a step for which a machine is as slow as its factor says
-# Seconds of parts that few runs have: they were measured by themselves, and are not fitted with the others. A byte that
-# an operator on the CPU writes, into memory that is new most of the time; what is said above of compiled programs; and
-# the hooks of a checkpoint, which are Python's, for each tensor that a node saves.
+EVEN_S = 0.02  # host work in a step for which a host's factor holds exactly
+# Seconds of parts that few runs have, measured by themselves and not fitted with the others: a byte that an operator
+# on the CPU writes, mostly into new memory; the parts of compiled programs above; and a checkpoint's hooks, which are
+# Python's, for each tensor that a node saves.
 KNOWN_PARTS: Mapping[str, float] = {
     "cpu_bytes": 1 / 3.2e9,
     "compiled": 0.37e-3,
@@ -57,17 +57,17 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rates:
-    """What was fitted, and on what (`card`). Trees read the features of calls that `shape` names, in its order.
+    """Fitted rates, and the `card` that they were fitted on. Trees read the features that `shape` names, in its order.
 
-    `starts` are added to what the trees of shares say. `operators` has the usual factor of an operator. `gap_s` is what
-    passes between two kernels, `gaps` the same before calls of some kinds: large kernels of libraries, which a step
-    finds cold and which were timed over and over. `host` are seconds for each of HOST_PARTS, `host_calls` those for a
-    call of an operator by its pass ("backward mm"), and for operators that are not named ("backward"). On another
-    machine long steps may take longer against short ones (`host_power`, see `uneven`). `power` are watts for each
-    share, and `idle_w` without any.
+    `starts` are added to the predictions of the trees of shares. `operators` has the usual factor of each operator.
+    `gap_s` is the time between two kernels, `gaps` that before calls of some kinds: large kernels of libraries, which
+    were timed in a loop but are cold in a step. `host` has seconds for each of HOST_PARTS, `host_calls` those for a
+    call of an operator by its pass ("backward mm"), and for unnamed operators ("backward"). On another machine, long
+    steps may take longer relative to short ones (`host_power`, see `uneven`). `power` has watts for each share, and
+    `idle_w` those without any.
 
-    A step first copies its input, `copied` bytes a second, while nothing else is done; this is for memory that is not
-    pinned. Then the host launches, and the GPU takes `stretch` times longer than it works (`performance.timeline`).
+    A step first copies its input, at `copied` bytes a second, and does nothing else meanwhile; this holds for unpinned
+    memory. Then the host launches, and the GPU takes `stretch` times as long as it works (`performance.timeline`).
     """
 
     time: Trees
@@ -135,7 +135,7 @@ class Rates:
 
 
 def of_call(calls: Mapping[str, float], name: str) -> float:
-    """Return a call's value by its name, or by fewer words of it."""
+    """Return a call's value by its name, or by a shorter part of the name."""
     while name and name not in calls:
         name = name.rpartition(" ")[0]
     return calls.get(name, 0.0)

@@ -13,7 +13,7 @@ from ullage.performance.data_sheet import RESTING_W, WAITING_SHARE, WAITING_W
 from ullage.units import format_duration
 
 _BAR = 20  # characters
-FILLS = 0.4  # of the SMs: a kernel that takes as much leaves no room for those of others
+FILLS = 0.4  # of the SMs: a kernel that uses this share leaves no room for kernels of other jobs
 NO_SAMPLES_PER_STEP = "how many samples a step takes is not known: give samples_per_step (--samples-per-step N)"
 
 
@@ -21,13 +21,13 @@ def waiting_w(name: str) -> float:
     """Return the watts that a GPU draws while its jobs wait: as measured on an H200, but at most a quarter of its
     limit. Jobs that share a GPU draw it once."""
     limit = None
-    with contextlib.suppress(UnknownName):  # described in a file of somebody's own
+    with contextlib.suppress(UnknownName):  # a custom card
         limit = gpu(name).power_w
     return WAITING_W if limit is None else min(WAITING_W, WAITING_SHARE * limit)
 
 
 def resting_w(name: str) -> float:
-    """Return the watts of a GPU without jobs: the same part of those with jobs as on the H200."""
+    """Return the watts of a GPU without jobs: the same share of `waiting_w` as on the H200."""
     return waiting_w(name) * RESTING_W / WAITING_W
 
 
@@ -41,30 +41,29 @@ class KernelGroup(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Utilization:
-    """How long a step of a job takes when it has a GPU to itself, and how busy it keeps that GPU.
+    """The time of a step of a job that has a GPU to itself, and the activity of that GPU.
 
-    A step takes `step_s` seconds. Of it the GPU works `gpu_s`; the host needs `host_s` to launch everything, and where
-    that is more, the GPU waits for it. `smact`, `smocc`, `drama` and `tensor` are shares of the step, from 0 to 1, as
+    A step takes `step_s` seconds. The GPU works for `gpu_s`; the host needs `host_s` to launch everything, and if that
+    is more, the GPU waits for it. `smact`, `smocc`, `drama` and `tensor` are shares of the step, from 0 to 1, as
     DCGM and GPM define them: SMs with work, their occupancy, the memory interface, the tensor cores. The GPU draws
-    `power_w` watts on average and takes `energy_j` joules for a step.
+    `power_w` watts on average and uses `energy_j` joules for a step.
 
     A step is `flops` floating-point operations of matrix products and convolutions, reads and writes at least `bytes`
-    of memory, and launches `kernels`; `waits` times its host waits until the GPU is done. Of `host_s` it spends
-    `copy_s` in copies that it waits for, while the GPU has nothing to do. `steady` says whether the step that was
-    followed repeats. `measured` says whether rates were measured on this GPU; elsewhere they follow from
-    its bandwidth, FLOP/s and SMs.
+    of memory, and launches `kernels`; its host waits `waits` times until the GPU is done. The host spends `copy_s` of
+    `host_s` in copies that it waits for, while the GPU is idle. `steady` says whether the followed step repeats.
+    `measured` says whether rates were measured on this GPU; elsewhere they follow from its bandwidth, FLOP/s and SMs.
 
-    A step takes `samples`, where that is known. The data loader is not a part of a step unless a rate was given, at
-    which samples come: they take `input_s` seconds then.
+    A step takes `samples`, if known. The data loader is a part of a step only if its rate was given: the samples of a
+    step then take `input_s` seconds.
 
-    Where there are other ranks, the GPU waits `network_s` seconds of a step for them, beside what it computes at the
-    same time. That is modelled, for the networks that `interconnect` names. `collectives` lists what is exchanged: each
-    `operation` by its `bytes`, `ranks` and `nodes`, how often it comes (`count`), and the `seconds` of all of them.
-    A stage of a pipeline waits `bubble_s` seconds for the others. So many ranks have samples of their own
-    (`data_ranks`), as their samplers say.
+    With other ranks, the GPU waits `network_s` seconds of a step for them, apart from the time in which it computes.
+    That is modelled, for the networks that `interconnect` names. `collectives` lists the exchanges: each `operation`
+    with its `bytes`, `ranks` and `nodes`, its `count` in a step, and the total `seconds`. A stage of a pipeline waits
+    `bubble_s` seconds for the others. `data_ranks` is the number of ranks with samples of their own, according to
+    their samplers.
 
-    `kernel_groups` are its kernels by their length (`performance.alone`), where the calls of a step are known.
-    `kernels` counts calls, of which some are several kernels.
+    `kernel_groups` are the kernels of a step by length (`performance.alone`), if its calls are known. `kernels` counts
+    calls, some of which launch several kernels.
     """
 
     gpu: str

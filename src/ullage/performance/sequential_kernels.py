@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-# Threads of a block, and seconds of a round on an H200: where tensors stay in its cache, and where they do not.
+# Threads of a block, and seconds of a round on an H200: if tensors stay in its cache, and if they do not.
 _INTERPOLATING = {
     "upsample_linear1d": (1024, 0.17e-6, 0.25e-6),
     "upsample_linear1d_backward": (1024, 0.17e-6, 0.3e-6),
@@ -19,13 +19,13 @@ _INTERPOLATING = {
     "upsample_trilinear3d_backward": (256, 0.58e-6, 0.58e-6),
 }
 _CACHED = 12_000_000  # bytes
-# Gradients are added up in memory. Of bicubic interpolation, a block can add so fast; of bilinear, the whole GPU.
+# Gradients are added up in memory: seconds of an addition by a block (bicubic) and by the whole GPU (bilinear).
 _ADDED_BY_BLOCK_S, _ADDED_S = 0.3e-9, 3e-12
-# A kernel of im2col for one sample, with a window of one place and how that grows; and of what the host takes for a
-# call with one kernel, what it takes for each further one.
+# Seconds of an im2col kernel for one sample with a window of one place, and the power of the window by which they grow;
+# and the host time of each further kernel, as a share of that of a call with one kernel.
 _SAMPLE_S, _BY_WINDOW, _OF_A_LAUNCH = 1.3e-6, 0.6, 0.22
 _BLOCK = 1024  # threads of a block of im2col
-# Seconds for each number of a channel at least, and which argument says that the statistics are those of the batch.
+# The least seconds for each number of a channel, and the argument that selects the statistics of the batch.
 _NORMS = {
     "native_batch_norm": (0.8e-9, 5),
     "native_batch_norm_backward": (1.5e-9, 7),
@@ -35,8 +35,8 @@ _NORMS = {
 
 
 class Serial(NamedTuple):
-    """A call that takes `seconds` at least, has so many `blocks` on the GPU at once, and takes the host as long as so
-    many `launches`."""
+    """A call that takes at least `seconds`, has this number of `blocks` on the GPU at once, and takes the host as long
+    as this number of `launches`."""
 
     seconds: float
     blocks: int
@@ -44,7 +44,7 @@ class Serial(NamedTuple):
 
 
 def serial_of(name: str, call: Mapping[str, Any], moved: int) -> Serial | None:
-    """What of a call that reads and writes so many bytes (`moved`) is done one after the other; `None` for most.
+    """Return the sequential part of a call that reads and writes `moved` bytes; `None` for most calls.
 
     >>> image, larger = ({"shape": [64, 1024, side, side], "dtype": "float32"} for side in (7, 14))
     >>> serial = serial_of("upsample_bilinear2d", {"args": [image], "outputs": [larger]}, 64 * 1024 * (49 + 196) * 4)
@@ -54,7 +54,7 @@ def serial_of(name: str, call: Mapping[str, Any], moved: int) -> Serial | None:
     if not name.startswith(("upsample_", "im2col", "native_batch_norm", "cudnn_batch_norm")):
         return None
     if not all(values and "shape" in (values[0] or ()) for values in (call["args"], call["outputs"])):
-        return None  # given by name, or nothing made
+        return None  # arguments by name, or no output
     if name.startswith("upsample_"):
         return _interpolated(name, call["args"][0], call["outputs"][0], moved)
     if name == "im2col" and len(call["args"][0]["shape"]) == 4:

@@ -1,8 +1,8 @@
-"""Jobs together on a GPU: how fast each is in company, what they do together, and why.
+"""Jobs that share a GPU: the speed of each, their total throughput, and the reasons.
 
     share_of([a, b], gpu("H200"), "mps").throughput
 
-Jobs are given as they are alone. `ullage.performance.contention` has the model. Nothing here imports PyTorch.
+Each job is described as it runs alone. `ullage.performance.contention` has the model. Nothing here imports PyTorch.
 """
 
 import functools
@@ -30,7 +30,7 @@ _WORTH_SAYING = 0.05  # a loss of speed
 
 @dataclass(frozen=True, kw_only=True)
 class SharedJob:
-    """A job in company: seconds for a step alone and in company, `speed`, the share of its speed alone, and why."""
+    """A job that shares a GPU: seconds of a step alone and shared, `speed` as a share of that alone, and the reason."""
 
     step_alone_s: float
     step_s: float
@@ -44,11 +44,11 @@ class SharedJob:
 class Sharing:
     """Jobs that share a GPU.
 
-    `throughput` is what they do together against one after the other: 1 is the same, 2 twice as much. `power_w` is what
-    the GPU draws, `energy_j` what one step of each job takes, and `energy` the share of what those steps take one after
-    the other. `fits` says whether there is room for what the jobs need of `gpu_memory`, which under MIG is an
-    instance's; `None` where that is not known. `profile` is the MIG instance that each job has. `measured` says whether
-    sets of jobs were measured on this GPU in this way.
+    `throughput` compares them with the same jobs one after the other: 1 is the same, 2 twice as much. `power_w` is the
+    GPU's power, `energy_j` the energy of one step of each job, and `energy` its ratio to the same steps one after the
+    other. `fits` says whether the jobs' memory fits in `gpu_memory` (under MIG, an instance's); `None` if unknown.
+    `profile` is the MIG instance that each job has. `measured` says whether sets of jobs were measured on this GPU in
+    this way.
     """
 
     gpu: str
@@ -82,7 +82,7 @@ class Sharing:
 
     @property
     def memory_words(self) -> str | None:
-        """What the jobs need of the memory, in words; `None` if it is not known."""
+        """The memory that the jobs need, in words; `None` if unknown."""
         needs = [job.memory for job in self.jobs if job.memory is not None]
         if len(needs) < len(self.jobs):
             return None
@@ -114,7 +114,7 @@ def share_of(
     memory: Sequence[int] | None = None,
     rules: SharingRules | None = None,
 ) -> Sharing:
-    """How jobs do together on a GPU, each given as it is alone on it; `memory` has the bytes that each needs.
+    """Predict how jobs share a GPU, each given as it runs alone on it; `memory` has the bytes that each needs.
 
     `how` is "mps", "timeslice" or "mig". "mig:2g.35gb" names the instance that each job gets; otherwise it is the
     largest one of which the GPU has enough.
@@ -178,7 +178,7 @@ def share_of(
 
 
 def profiles(gpu: GPU) -> list[GPU]:
-    """The MIG instances that a GPU can be divided into, the smallest first."""
+    """Return the MIG instances that a GPU can be divided into, the smallest first."""
     return sorted((part for part in gpus() if part.parent == gpu.name), key=lambda part: (part.sms or 0, part.memory))
 
 
@@ -187,7 +187,7 @@ def _profile(part: GPU) -> str:
 
 
 def instance_of(gpu: GPU, count: int, wanted: str) -> GPU:
-    """The MIG instance of the `wanted` name ("2g.35gb"), or the largest of which the GPU has so many."""
+    """Return the MIG instance of the `wanted` name ("2g.35gb"), or the largest of which the GPU has `count`."""
     known = {_profile(part): part for part in profiles(gpu)}
     if not known:
         raise InvalidValue(f"{gpu.name} has no MIG instances; choose a GPU that has, or another way: mps, timeslice")
@@ -206,7 +206,7 @@ def instance_of(gpu: GPU, count: int, wanted: str) -> GPU:
 
 
 def share_of_gpu(part: GPU, gpu: GPU) -> tuple[float, float]:
-    """The parts of the SMs and of the bandwidth that an instance has."""
+    """Return the shares of the SMs and of the bandwidth that an instance has."""
     sms = (part.sms or 1) / (gpu.sms or part.sms or 1)
     return sms, part.bandwidth / gpu.bandwidth if part.bandwidth and gpu.bandwidth else sms
 
@@ -248,7 +248,7 @@ def _together(jobs: Sequence[Utilization], shared: Sequence[SharedJob], way: str
     return f"together they want {active:.0%} of the SMs"
 
 
-# The figures of the model, in a file beside this one.
+# The figures of the model, in a file next to this one.
 
 
 @functools.cache

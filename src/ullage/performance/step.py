@@ -7,15 +7,15 @@ from typing import Any
 
 @dataclass
 class StepCalls:
-    """The calls of a step: `calls` are the distinct ones (as in `virtual/watching/step_calls.py`), `order` has their
-    numbers.
+    """The calls of a step: `calls` are the distinct ones (as in `virtual/watching/step_calls.py`), `order` has the
+    index of each.
 
-    `steady` says whether the step repeats. The host made so many `optimizer_steps` and calls of `modules` in it, made
-    autograd `nodes`, and ran operators on the CPU (`on_host`), which wrote `cpu_bytes` there in modules, the backward
-    pass and the optimizer. Data loaders gave it so many `samples`; 0 where none was watched. `largest` says that
-    batches vary in size, and its one is among the largest. So many ranks have samples of their own (`data_ranks`), 0
-    where samplers say nothing. In a pipeline, a rank waits `bubble` times its own time for the others. Ranks reach each
-    other by `interconnect`; `None` means as usual for the GPU.
+    `steady` says whether the step repeats. Its counts are `optimizer_steps`, calls of `modules`, autograd `nodes`, and
+    operators on the CPU (`on_host`), which wrote `cpu_bytes` in modules, the backward pass and the optimizer.
+    `samples` came from data loaders; 0 if none was watched. `largest` says that batches vary in size, and that the
+    step's batch is among the largest. `data_ranks` is the number of ranks with samples of their own, 0 if no sampler
+    shows it. In a pipeline, a rank waits `bubble` times its own time for the others. `interconnect` connects the ranks;
+    `None` means as usual for the GPU.
     """
 
     calls: list[dict[str, Any]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class StepCalls:
 
     @property
     def waits(self) -> int:
-        """How often the host waits until the GPU is done: for a number, for a copy, or because it says so."""
+        """The number of times the host waits until the GPU is done: for a number, a copy, or an explicit call."""
         return sum(waits_for_gpu(call) for call in self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ _RESULT_ON_HOST = ("_local_scalar_dense", "equal.", "nonzero.", "masked_select",
 
 
 def waits_for_gpu(call: dict[str, Any]) -> bool:
-    """Whether the host goes on only when the GPU is done with all that it was given."""
+    """Return whether the host continues only when the GPU has finished all launched work."""
     space, _, name = str(call["operator"]).partition(".")
     if space == "cuda":
         return name == "synchronize"

@@ -1,8 +1,8 @@
-"""How host and GPU become a step: the host launches one call after the other, and the GPU runs them in that order.
+"""The time of a step from host and GPU: the host launches one call after the other, and the GPU runs them in order.
 
-A call begins on the GPU when it is launched and those before it are done. Where the host waits for the GPU, it goes on
-when all that it launched is done; most steps do so for the copy of their batch. A host that never waits runs ahead, and
-the longer of the two decides. Nothing here imports PyTorch.
+A call begins on the GPU when it is launched and those before it are done. A host that waits for the GPU continues when
+all launched calls are done; most steps wait so for the copy of their batch. A host that never waits runs ahead, and the
+longer of the two decides. Nothing here imports PyTorch.
 """
 
 import functools
@@ -21,8 +21,8 @@ _OF_LAUNCHES = ("lists", "listed_tensors", "optimizer_calls", "waits")  # parts 
 
 class Launch(NamedTuple):
     """A call that the host launches. `host` is the key of its host time: an operator in a pass (`alone.host_name`),
-    "lists" with so many `tensors`, "optimizer_calls", or "" for none. `work` is its place among the works of the
-    step, -1 for none. `waits` says that the host then waits for the GPU. It takes `times` as long as usual."""
+    "lists" with their number of `tensors`, "optimizer_calls", or "" for none. `work` is its place among the works of
+    the step, -1 for none. `waits` says that the host then waits for the GPU. `times` multiplies the host time."""
 
     host: str
     work: int = -1
@@ -40,7 +40,7 @@ class Launches:
 
     @classmethod
     def of(cls, launches: Mapping[int, Launch], order: Sequence[int]) -> Self:
-        """Those calls of an order that are launches; the order repeats, and the last wait comes last."""
+        """Select the launches of an order of calls, which repeats: it is rotated so that it ends with a wait."""
         places = np.full(max(launches, default=-1) + 2, -1, dtype=np.int64)
         places[list(launches)] = np.arange(len(launches))
         numbers = places[np.minimum(np.array(order, dtype=np.int64), len(places) - 1)]
@@ -60,8 +60,8 @@ class Launches:
         return [np.flatnonzero(passes == number) for number in range(len(HOST_PARTS))]
 
     def on_host(self, parts: Mapping[str, float], calls: Mapping[str, float], counts: Mapping[str, float]) -> Floats:
-        """Seconds of the host for each launch in its order: its own, and its share of what the host does else in its
-        pass. `parts` and `calls` are those of `Rates`, `counts` says how often each part comes in the step."""
+        """Return the host seconds of each launch, in order: its own, and its share of the other host work in its pass.
+        `parts` and `calls` are those of `Rates`, `counts` has the number of each part in the step."""
         own = np.array([_own(launch, parts, calls) for launch in self.each], dtype=np.float64)
         seconds = own[self.order]
         for here, several in zip(self._of_pass, HOST_PARTS.values(), strict=True):
@@ -73,15 +73,15 @@ class Launches:
         return seconds
 
     def on_gpu(self, times: Floats) -> Floats:
-        """Seconds on the GPU of each launch in its order, if the works of the step take these times."""
+        """Return the GPU seconds of each launch, in order, if the works of the step take these times."""
         places = np.array([launch.work for launch in self.each], dtype=np.int64)
         return np.asarray(np.append(times, 0.0)[places[self.order]])
 
     def end(self, host: Floats, gpu: Floats) -> float:
-        """When the step is done, if each launch takes so long on the host and on the GPU."""
+        """Return the seconds until the step is done, given the host and GPU seconds of each launch."""
         if not self._ends:
             return max(float(host.sum()), float(gpu.sum()))
-        # What passes until a launch, and what the GPU has to do after it: the longest sum is when all is done.
+        # The time until a launch plus the GPU work from there on: the largest sum is the end.
         until, after = host.cumsum(), -gpu.cumsum()
         begins = [0, *self._ends[:-1]]
         both = np.maximum.reduceat(until + after + gpu, begins)
@@ -92,7 +92,7 @@ class Launches:
         return float((np.maximum(busy, until[ends]) - starts).sum())
 
     def host_factor(self, host: Floats, gpu: Floats, seconds: float) -> float:
-        """How many times longer than `host` the host takes, if the step is done after so many seconds."""
+        """Return the factor on the `host` times with which the step takes this many seconds."""
         low, high = 0.1, 10.0
         while high > 1.002 * low:
             middle = (low * high) ** 0.5

@@ -1,4 +1,4 @@
-"""Regression trees as plain arrays, all walked at once: what LightGBM has learned, without LightGBM."""
+"""Regression trees as plain arrays, all evaluated at once: LightGBM's results without LightGBM."""
 
 import functools
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 _AT_ONCE = 64  # rows
-_LEVELS = 3  # after which those that are at a leaf are set aside
+_LEVELS = 3  # after which rows that have reached a leaf are set aside
 _ARRAYS = ("feature", "threshold", "left", "right", "value", "depth")
 
 
 @dataclass(frozen=True)
 class Trees:
-    """[trees, nodes]: a node sends values up to its threshold left; a leaf has a value and sends all to itself."""
+    """Arrays [trees, nodes]: a node sends values up to its threshold left; a leaf has a value and points to itself."""
 
     feature: npt.NDArray[np.int32]
     threshold: Floats
@@ -25,11 +25,11 @@ class Trees:
     depth: int
 
     def sum(self, features: Floats) -> float:
-        """The sum of the leaves that a job with these features reaches."""
+        """Return the sum of the leaves that these features reach."""
         return float(self.leaves(features).sum())
 
     def leaves(self, features: Floats) -> Floats:
-        """The value of the leaf that each tree gives."""
+        """Return the value of the leaf that these features reach in each tree."""
         node = np.zeros(len(self.feature), dtype=np.int32)
         tree = np.arange(len(node))
         for _ in range(self.depth):
@@ -38,18 +38,18 @@ class Trees:
         return self.value[tree, node]
 
     def sums(self, rows: Floats) -> Floats:
-        """`sum` for each row of features."""
+        """Return `sum` for each row of features."""
         if not len(rows):
             return np.zeros(0)
         return np.concatenate([self._walked(rows[begin : begin + _AT_ONCE]) for begin in range(0, len(rows), _AT_ONCE)])
 
     @functools.cached_property
     def _flat(self) -> tuple[Any, Floats, Any, Floats, Any]:
-        """Nodes with numbers over all trees: feature, threshold, both nodes that follow, value, and whether a leaf."""
+        """The nodes of all trees, numbered together: feature, threshold, both next nodes, value, whether a leaf."""
         first = (np.arange(len(self.feature)) * self.feature.shape[1])[:, None]
         left, right = (self.left + first).ravel(), (self.right + first).ravel()
         ends = (left == right) & (left == np.arange(len(left)))
-        feature = self.feature.ravel().astype(np.intp)  # the type of places: others would be turned into it each time
+        feature = self.feature.ravel().astype(np.intp)  # NumPy's type for indices, which avoids conversions
         return feature, self.threshold.ravel(), np.column_stack([right, left]).ravel(), self.value.ravel(), ends
 
     def _walked(self, rows: Floats) -> Floats:

@@ -1,5 +1,5 @@
-"""What an operator call is for a GPU, by the shapes of its arguments: floating-point operations, bytes, and the numbers
-that its time depends on. Nothing here imports PyTorch."""
+"""The work of an operator call on a GPU, by the shapes of its arguments: floating-point operations, bytes, and the
+numbers that its time depends on. Nothing here imports PyTorch."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _NARROW = ("float16", "bfloat16")
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "_scaled_mm": 0, "addbmm": 1, "_addmm_activation": 1}
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_overrideable")
 
-_SUMMING = ("triton_red_", "triton_per_")  # of the compiler: kernels that bring many numbers down to one
+_SUMMING = ("triton_red_", "triton_per_")  # compiled kernels that reduce many numbers to one
 
 KINDS = ("product", "convolution", "convolution_backward", "attention", "recurrent", "lists", "transfer", "other")
 Tensor = Mapping[str, Any]
@@ -32,9 +32,9 @@ Tensor = Mapping[str, Any]
 class Work:
     """The work of one call.
 
-    `kind` says which kernels are behind it, `shape` has the numbers that their time depends on, beside `flops` and the
-    bytes that are read and written at least. `dtype` is the first floating-point type among its tensors. `serial` is
-    for the few kernels that work on samples one after the other.
+    `kind` names the kind of its kernels, `shape` has the numbers that their time depends on, besides `flops` and the
+    least bytes `read` and `written`. `dtype` is the first floating-point type among its tensors. `serial` describes the
+    few kernels that work on samples one after the other.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Work:
         return self.flops > 0 and (self.dtype in _NARROW or self.tf32)
 
     def least_time(self, gpu: GPU) -> float:
-        """Seconds that a GPU needs for it at least, as far as its data sheet tells."""
+        """Return the least seconds that a GPU needs for it, by its data sheet."""
         moving, computing = self.bytes / (RATES_SHARE * bandwidth_of(gpu)), self.flops / (RATES_SHARE * self.rate(gpu))
         return max(moving, computing, SHORTEST_KERNEL_S)
 
@@ -65,7 +65,7 @@ class Work:
 
 
 def rate_of(gpu: GPU, dtype: str, tf32: bool) -> float:
-    """The floating-point operations that a GPU does in a second by its data sheet, on tensor cores where it can."""
+    """Return a GPU's floating-point operations per second by its data sheet, on tensor cores if possible."""
     plain = gpu.fp32_tflops or UNKNOWN_TFLOPS
     if dtype in _NARROW:
         of_type = gpu.bf16_tflops if dtype == "bfloat16" else gpu.fp16_tflops
@@ -82,11 +82,11 @@ def work_of(call: Mapping[str, Any]) -> Work:
     given = list(tensors_of([call["args"], call["kwargs"]]))
     made = list(tensors_of(call["outputs"]))
     if space == "triton":
-        # Nobody timed it: it takes what an operator takes that moves its tensors once. Its results come last.
+        # Not timed: it gets the time of an operator that moves its tensors once. Its results come last.
         name = "sum" if name.startswith(_SUMMING) else "add"
         given, made = given[:-1] or given, given[-1:]
     elif not made and name.endswith("_") and call["args"]:
-        # Written in place: the first list, or of a fused optimizer all but the gradients.
+        # Written in place: the first list; for a fused optimizer, all lists but the gradients.
         several = [0, *range(2, 5)] if name.startswith("_fused_") else [0]
         made = list(tensors_of([value for place, value in enumerate(call["args"]) if place in several]))
     read, written = sum(map(bytes_of, given)), sum(map(bytes_of, made))
@@ -179,7 +179,7 @@ def _lists(call: Mapping[str, Any], given: list[Tensor]) -> dict[str, float]:
 def _recurrent(
     name: str, given: list[Tensor], made: list[Tensor], args: Sequence[Any]
 ) -> tuple[float, dict[str, float]]:
-    """Layers of cuDNN's: products over all steps at once, then one step after the other."""
+    """cuDNN's recurrent layers: products over all steps at once, then one step after the other."""
     source = given[0]
     length, batch = source["shape"][:2] if len(source["shape"]) > 2 else (source["shape"][0], 1)
     weights = [tensor for tensor in given[1:] if len(tensor["shape"]) == 2]
@@ -229,12 +229,12 @@ def _floats(**numbers: float) -> dict[str, float]:
 
 
 def evenness(size: int) -> float:
-    """How many of the lowest bits are zero, at most 4: whether rows of numbers are aligned."""
+    """Return the number of lowest bits that are zero, at most 4: it shows the alignment of rows."""
     return math.log2(math.gcd(size, 16)) if size else 4.0
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors among the arguments of a call, wherever they stand."""
+    """Yield the tensors in the arguments of a call, at any depth."""
     if isinstance(value, dict):
         if "shape" in value:
             yield value
@@ -242,7 +242,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            if isinstance(item, dict) and "shape" in item:  # without a generator of its own: lists are long
+            if isinstance(item, dict) and "shape" in item:  # without a further generator: lists are long
                 yield item
             elif isinstance(item, dict | list):
                 yield from tensors_of(item)
@@ -253,7 +253,7 @@ def numel(tensor: Tensor) -> int:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """The bytes behind a tensor; those of an expanded one count once."""
+    """Return the bytes of a tensor's data; those of an expanded tensor count once."""
     sizes = tensor["shape"]
     if "stride" in tensor:
         sizes = [size for size, stride in zip(sizes, tensor["stride"], strict=True) if stride]
@@ -261,7 +261,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def layout_of(tensor: Tensor) -> int:
-    """0 for a contiguous tensor, 1 for a dense one in another order (channels last, turned), 2 for one with gaps."""
+    """Return 0 for a contiguous tensor, 1 for a dense one in another order (channels last, transposed), 2 with gaps."""
     if "stride" not in tensor:
         return 0
     dense = 1

@@ -11,7 +11,7 @@ import os
 import sys
 
 OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 6)
-HELLO = "python"  # what the child says first
+HELLO = "python"  # the child's first message
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -41,7 +41,7 @@ def problem() -> str:
 
     try:
         build = version("torch")
-    except PackageNotFoundError:  # a build that was not installed: its own words will tell
+    except PackageNotFoundError:  # a build that was not installed: its error will tell
         return ""
     if tuple(int(part) for part in build.split(".")[:2]) < OLDEST_TORCH:
         wanted = f"'torch>={dotted(OLDEST_TORCH)}'"

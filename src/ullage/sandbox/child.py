@@ -1,4 +1,4 @@
-"""The inside of a child process: it ends with who asked for it, calls one function, and answers on its channel."""
+"""The inside of a child process: it calls one function, answers on its channel, and ends with its parent."""
 
 import atexit
 import importlib
@@ -18,7 +18,7 @@ from ullage.sandbox.gc_control import importing
 from ullage.sandbox.process_identity import Process, is_alive
 from ullage.sandbox.protocol import Channel
 
-_EVERY = 0.2  # seconds between two looks at the parent
+_EVERY = 0.2  # seconds between checks of the parent
 
 _channel: Channel | None = None
 
@@ -40,7 +40,7 @@ def main(entry: str, channel: str, options_text: str) -> None:
         overlay.patch_renames()
     with open(0, "rb", closefd=False) as given:
         if given.seekable():
-            given.seek(0)  # it is shared with a child that was to be this one and may have read it
+            given.seek(0)  # shared with an earlier attempt at this child, which may have read it
         request = json.load(given)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request

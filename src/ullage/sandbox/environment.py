@@ -20,7 +20,7 @@ def environment(
     """
     base = os.environ if base is None else base
     is_found = not ours or is_guest() or HOME in _installed()
-    own = [] if is_found else [HOME]  # site-packages in front would hide what the user has
+    own = [] if is_found else [HOME]  # site-packages in front would hide the user's packages
     places = [*own, *(place or os.getcwd() for place in import_from)]
     places += filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
     variables = {"PYTHONUNBUFFERED": "1", **base}

@@ -33,7 +33,7 @@ class FdChannel:
         while b"\n" not in self._buffer:
             try:
                 part, attached, _, _ = self._socket.recvmsg(1 << 16, _socket.CMSG_SPACE(_MOST_FILES * _SIZE))
-            except ConnectionResetError:  # it was closed before all was read there
+            except ConnectionResetError:  # the other end was closed with unread messages
                 return None
             for _, _, rights in attached:
                 files += struct.unpack(f"{len(rights) // _SIZE}i", rights)

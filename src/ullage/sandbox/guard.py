@@ -1,11 +1,11 @@
-"""The process between who asks for a child and the child: it shuts the child in, and ends with it all that it started.
+"""The process between a parent and its child: it isolates the child, and ends everything that the child started.
 
-    asker ── guard ── first process of the private world ── child
+    parent ── guard ── first process of the sandbox ── child
 
 `python -I -S` runs the guard, with the rights of the child's user, from this package and the standard library alone: no
-variable of the user (PYTHONPATH, a sitecustomize) has any say before the world is shut. The child is then started in it
-as a Python of the user. The guard ends the child when the asker is gone, and by that everything in the world. It
-imports little, since every child waits for it.
+variable of the user (PYTHONPATH, a sitecustomize) has an effect before the sandbox is closed. The guard then starts the
+child in it as a Python of the user. When the parent is gone, the guard ends the child, and with it everything in the
+sandbox. It imports little, since every child waits for it.
 """
 
 import json
@@ -26,10 +26,10 @@ from ullage.sandbox.fd_channel import FdChannel
 from ullage.sandbox.process_identity import Process, is_alive
 from ullage.sandbox.protocol import Channel, Exceeded, encode, error_text
 
-_EVERY = 0.1  # seconds between two looks
+_EVERY = 0.1  # seconds between checks
 COVERED, REDIRECTED = "overlays", "redirection"  # how a child's files are kept
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
-SPACES = ("pid", "ipc", "mnt")  # what a child that waited joins, beside the network where that is one of its own
+SPACES = ("pid", "ipc", "mnt")  # what a forked child joins, besides the network if the sandbox has its own
 BOOT = "import sys; sys.path.append(sys.argv[1]); from ullage.sandbox.guard import main; main(sys.argv[2])"
 
 
@@ -198,7 +198,7 @@ class _Namespaces:
 
     def __init__(self, order: Order, users: int | None = None, pool: FdChannel | None = None) -> None:
         self._order, self._users, self._pool = order, users, pool
-        self._life, self._words = os.pipe(), os.pipe()  # the world ends when `_life` is closed; it speaks on `_words`
+        self._life, self._words = os.pipe(), os.pipe()  # closing `_life` ends the sandbox; `_words` has its messages
         self._buffer = b""
 
     def start(self) -> tuple[int, str] | None:

@@ -22,7 +22,7 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_MOUNT_SETATTR = 442  # the same on every architecture, as all newer calls are
 _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = -100, 0x8000, 1
 _KEPT_BY_ROOT = {0, 1, 2, 3, 4, 5, 6, 7, 10}  # capabilities over files, processes, users and low ports
-_TO_JOIN = {8, 18, 21}  # capabilities to enter another world of the same users, and to give up capabilities there
+_TO_JOIN = {8, 18, 21}  # capabilities to enter another sandbox of the same users, and to give up capabilities there
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -66,7 +66,7 @@ def namespaces(*names: str) -> list[int]:
 
 
 def join(namespace: int) -> None:
-    """Join the namespace of a descriptor; one of processes holds for the next forked process."""
+    """Join the namespace of a descriptor; a namespace of processes applies to the next forked process."""
     call("setns", namespace, 0)
 
 

@@ -13,7 +13,7 @@ from ullage.sandbox.process_identity import descendants, stat_fields
 from ullage.sandbox.protocol import Exceeded
 from ullage.units import GIB, format_bytes, format_duration
 
-_EVERY = 0.1  # seconds between two looks at the memory
+_EVERY = 0.1  # seconds between checks of the memory
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -119,7 +119,7 @@ def _psutil() -> Any:
 
 
 def limit_address_space(more: int) -> None:
-    """Let this process map at most so many more bytes, so that an allocation that is too large fails by itself."""
+    """Let this process map at most `more` further bytes, so that an allocation that is too large fails by itself."""
     with contextlib.suppress(OSError, ValueError):
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
         resource.setrlimit(resource.RLIMIT_AS, (mapped + more, mapped + more))

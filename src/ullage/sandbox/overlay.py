@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from ullage.sandbox import kernel
 
-_NAME = "ullage"  # the source of our mounts, by which a process knows that it is in a private world
+_NAME = "ullage"  # the source of our mounts, by which a process knows that it is in a sandbox
 _ORIGINAL = "/.original"  # large files that could not be covered, read-only
 _LARGEST_COPY = 8 << 20  # bytes
 _MOST_FILES = 1_000_000
 _MOST_LOOKED_AT = 2_000
-WRITTEN_UNNOTICED = 256 << 20  # bytes beyond the limit, until it is noticed
-# File systems in which nobody keeps files; an overlay could not cover them.
+WRITTEN_UNNOTICED = 256 << 20  # bytes beyond the limit, until that is noticed
+# File systems without files of users; an overlay could not cover them.
 _NO_FILES = re.compile(
     "autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|hugetlbfs|mqueue|nsfs|proc|"
     "pstore|rpc_pipefs|securityfs|selinuxfs|sysfs|tracefs"
@@ -170,7 +170,7 @@ class _Cover:
     """Builds the new root at /new from the old one at /old."""
 
     def __init__(self, there: list[Mount]) -> None:
-        self._mounts = {mount.path: mount for mount in there}  # the last of those at one place is the one that is seen
+        self._mounts = {mount.path: mount for mount in there}  # the last mount at a place hides the others
         self._covered: list[str] = []  # by overlays
         self._made = 0
 

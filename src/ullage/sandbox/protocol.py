@@ -1,9 +1,9 @@
-"""What parent and child say to each other: one JSON object a line, on a pipe that nothing else is written to.
+"""Messages between parent and child: one JSON object a line, on a pipe that nothing else is written to.
 
-The child says `{"at": NAME}` where it waits to be told to go on, `{"so_far": {...}}` what its answer would be now, and
-ends with `{"answer": {...}}` or `{"error": TEXT}`. Its guard says `{"private": HOW}` when it is shut in, and
-`{"limit": [KIND, TEXT]}` when it ended it.
-A line counts when its newline is there, so an answer that was cut off by a kill is no answer.
+The child sends `{"at": NAME}` when it waits for permission to continue, `{"so_far": {...}}` with a provisional answer,
+and ends with `{"answer": {...}}` or `{"error": TEXT}`. Its guard sends `{"private": HOW}` when the sandbox is closed,
+and `{"limit": [KIND, TEXT]}` when it has ended the child at a limit.
+A line counts only with its newline, so an answer that was cut off by a kill does not count.
 """
 
 import json

@@ -319,7 +319,7 @@ class Recorder:
         if path is None or path.startswith(self._skipped):
             return
         if path.endswith(".pyc") and "__pycache__" in path:
-            path = source_from_cache(path)  # which decides whether this file is taken
+            path = source_from_cache(path)  # which decides whether this file is used
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         reads = flags & os.O_ACCMODE != os.O_WRONLY and not flags & (os.O_TRUNC | os.O_EXCL)
         if reads:

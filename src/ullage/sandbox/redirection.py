@@ -51,7 +51,7 @@ class Redirection:
         self._real = {name: getattr(os, name) for name in _CHANGED}
         self._file = io.open
         self._folders: dict[str, str] = {}  # without links; kept while no link is made or removed
-        self._marks: tuple[int, set[str]] = (0, set())  # what is in the folder `gone`, and since when
+        self._marks: tuple[int, set[str]] = (0, set())  # the names in the folder `gone`, and its time
 
     def install(self) -> None:
         """Replace Python's functions for files; this cannot be undone."""

@@ -19,7 +19,7 @@ from ullage.sandbox.protocol import Channel, encode
 
 Rights = Mapping[str, int | str]  # `uid`, `gid` and `user`
 
-_LOOK = 0.005  # seconds between two looks at a guard that is about to end
+_LOOK = 0.005  # seconds between checks of a guard that is about to end
 _PATIENCE = 5.0  # seconds for a guard to end what it guards
 _is_fork = False  # whether this process is a child that `run_child` made
 
@@ -61,7 +61,7 @@ def signal_group(process: ProcessHandle, number: signal.Signals) -> None:
     """Send a signal to a process and its group, if they still run."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
-    if process.poll() is None:  # it had not come to be a group of its own, or is about to be gone
+    if process.poll() is None:  # it has no group of its own yet, or is about to exit
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
 

@@ -228,10 +228,10 @@ def _serve(guard: FdChannel, imported: recording.Reads) -> None:
         for space in spaces:
             kernel.join(space)
             os.close(space)
-        if forked := os.fork():  # the next one is in the world
+        if forked := os.fork():  # the next process is in the sandbox
             os.waitpid(forked, 0)
             os._exit(0)
-        if os.fork():  # the one after that is a child of the world's first process
+        if os.fork():  # the one after that is a child of the sandbox's first process
             os._exit(0)
         kernel.drop_capabilities()
         kernel.gain_no_rights()

@@ -72,7 +72,7 @@ class EveryResult(TorchDispatchMode):
 
 def propagate(configuration: Model, gpu: GPU) -> tuple[int, int]:
     """Return the peak of the living bytes after the forward pass, and after the backward pass."""
-    with VirtualGPU(gpu, limited=False):  # weights that nobody looks at take no memory there
+    with VirtualGPU(gpu, limited=False):  # weights that nothing reads take no memory there
         model, task = prepare(configuration)
         for weight in model.parameters():  # nor afterwards: their initial values would be filled in on leaving
             weight.data = torch.empty_like(weight)

@@ -55,7 +55,7 @@ def _ranks(request: JobRequest, gpu: GPU) -> Estimate:
         return of_ranks(answers)
     stages = seen.apart
     among = {*stages[:2], stages[-1]}
-    if request.model is None:  # a model by name has its stages from us: none is larger than the second one
+    if request.model is None:  # Ullage splits a model by name: no stage is larger than the second one
         among.add(stages[len(stages) // 2])
     while missing := sorted(among - set(answers)):
         for number in missing:
@@ -66,7 +66,7 @@ def _ranks(request: JobRequest, gpu: GPU) -> Estimate:
                 note = f"rank {number}, which may have another part of the model, was not followed: {reason}"
                 return replace(answers[0], notes=[note, *answers[0].notes])
         inner = {answers[number].breakdown.get("parameters") for number in among & set(stages[1:-1])}
-        if len(inner) > 1:  # they are not alike
+        if len(inner) > 1:  # the stages differ
             among |= set(stages[:_MOST_STAGES])
     return of_ranks(answers, like=_alike(stages, answers))
 
@@ -75,8 +75,8 @@ _MOST_STAGES = 16  # that are followed
 
 
 def _alike(stages: list[int], followed: Mapping[int, Any]) -> dict[int, int]:
-    """For stages that were not followed, the one before them that was: a later stage of the same layers has no more
-    micro-batches under way. The last one stands for none.
+    """Map stages that were not followed to the last followed one before them: a later stage of the same layers has no
+    more micro-batches in flight. The last stage represents no other.
 
     >>> _alike([0, 1, 2, 3, 4, 5, 6, 7], dict.fromkeys([0, 1, 4, 7]))
     {2: 1, 3: 1, 5: 4, 6: 4}

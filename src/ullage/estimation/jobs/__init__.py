@@ -1,4 +1,4 @@
 """Estimates of jobs that were submitted, from their command lines.
 
-The manager asks; `child.py` runs in a process of the user who submitted the job, `command.py` finds script and Python.
+The daemon requests them; `child.py` runs in a process of the job's user, `command.py` finds script and Python.
 """

@@ -19,8 +19,8 @@ from ullage.jobs.job import JobRequest, request_of
 from ullage.sandbox.conda import in_conda
 from ullage.sandbox.environment import is_guest
 
-OWN = "ullage"  # the estimator that can tell what would help
-_FOR_ALL = 0.85  # of the time of an estimate: what it and all advice may take, so that the answer is not lost
+OWN = "ullage"  # the estimator that can suggest changes
+_FOR_ALL = 0.85  # share of the time limit for the estimate and all advice, so that the answer is not lost
 
 
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def _by_rank(answers: list[Estimate], upper: int, ranks: int) -> list[int] | Non
 
 
 def _same_stage(rank: int, stages: list[int], ranks: int) -> int:
-    """The rank at the same stage of the pipeline with these ranks, or the rank itself: a device mesh puts the copies
-    beside each other, or the stages.
+    """Return the rank at the same stage of the pipeline with these ranks, or the rank itself: neighbours in a device
+    mesh are either copies or stages.
 
     >>> [_same_stage(rank, [0, 2], 8) for rank in range(8)]
     [0, 0, 2, 2, 0, 0, 2, 2]

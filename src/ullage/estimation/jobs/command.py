@@ -17,7 +17,7 @@ _PYTHON = re.compile(r"(python|pythonw|pypy)(\d+(\.\d+)*)?")
 _FLAGS_WITH_VALUE = ("-X", "-W")
 _FLAGS = re.compile(r"-[uOBIsEPqSdvb]+")
 _LAUNCHERS = ("torchrun", "deepspeed")
-_A_RANK_FOR_EACH_GPU = ("accelerate", "deepspeed")  # unless they are told a number
+_A_RANK_FOR_EACH_GPU = ("accelerate", "deepspeed")  # unless a number is given
 _LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _LAUNCHER_FLAGS = ("--standalone", "--multi_gpu", "--multi-gpu", "--use_fsdp", "--use_deepspeed", "--cpu")
 _CONDA = ("conda", "mamba", "micromamba")
@@ -59,7 +59,7 @@ class ScriptCommand(NamedTuple):
 
 
 def script_of(command: Sequence[str]) -> ScriptCommand | None:
-    """The script or module that a command runs with Python; `None` if it is another program.
+    """Return the script or module that a command runs with Python; `None` if it is another program.
 
     >>> script_of(["torchrun", "--standalone", "--nproc_per_node=1", "train.py", "-b", "8"])[:3]
     ('train.py', ['-b', '8'], False)
@@ -125,8 +125,8 @@ def _by_launcher(program: str, words: list[str], name: str) -> ScriptCommand | N
 
 
 def _ranks(options: Mapping[str, str], usual: str) -> tuple[int, int]:
-    """How many ranks there are in all, and on how many machines, by the options of a launcher; `usual` is how many it
-    starts on a machine if nobody says so.
+    """Return the numbers of ranks and of machines by the options of a launcher; `usual` is the number that it starts on
+    a machine by default.
 
     >>> _ranks({"nproc-per-node": "8", "nnodes": "2:4"}, "1"), _ranks({"nproc-per-node": "gpu"}, "1")
     ((16, 2), (0, 1))
@@ -157,7 +157,7 @@ def _by_conda(words: list[str]) -> ScriptCommand | None:
 
 
 def _by_uv(uv: str, words: list[str]) -> ScriptCommand | None:
-    """Options of uv come first; what is neither a script nor a Python there is the value of an option."""
+    """Read the words after uv's options; a word before the script or Python is an option or its value."""
     for place, word in enumerate(words):
         if word in ("-m", "--module"):
             rest = ["python", "-m", *words[place + 1 :]]
@@ -174,7 +174,7 @@ def _by_uv(uv: str, words: list[str]) -> ScriptCommand | None:
 
 
 def python_of(command: ScriptCommand, env: Mapping[str, str]) -> Interpreter:
-    """The Python that such a command runs, for a process with the rights of who wrote it."""
+    """Return the Python that such a command runs, for a process with the rights of the command's user."""
     env = dict(env)
     if command.launcher[:1] == ("conda",):
         env = in_conda(command.launcher[1], env)
@@ -187,7 +187,7 @@ def python_of(command: ScriptCommand, env: Mapping[str, str]) -> Interpreter:
 
 
 def _by_first_line(program: str, env: Mapping[str, str]) -> str:
-    """A program that is a script of Python says in its first line what runs it; others lie beside their Python."""
+    """Return the Python in the first line of a program that is a script; other programs lie next to their Python."""
     with open(program, "rb") as file:
         first = file.readline(1024)
     if not first.startswith(b"#!"):
@@ -201,14 +201,14 @@ def _by_first_line(program: str, env: Mapping[str, str]) -> str:
 
 
 def _ask_uv(command: ScriptCommand, env: dict[str, str]) -> str:
-    """uv itself says which Python it would run; it makes no environment for that and reaches no network."""
+    """Ask uv which Python it would run; it makes no environment for that and uses no network."""
     uv, run, *options = command.launcher
     uv = shutil.which(uv, path=env.get("PATH")) or uv
     if command.module or not _has_inline_metadata(command.source):
         ask = "import sys; print(sys.executable)"
         return _output_of([uv, run, *options, "--no-sync", "--offline", command.program, "-c", ask], env)
     python = _output_of([uv, "python", "find", "--offline", "--script", command.source], env)
-    if not python.startswith(_output_of([uv, "cache", "dir"], env)):  # some other Python, as long as it has none
+    if not python.startswith(_output_of([uv, "cache", "dir"], env)):  # another Python: the script has no environment
         raise InvalidValue(f"uv has no environment for {command.source} yet; type: uv sync --script {command.source}")
     return python
 

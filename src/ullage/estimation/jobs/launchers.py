@@ -1,4 +1,4 @@
-"""What a launcher launches: `srun -n 4 python train.py` runs `python train.py`, four times."""
+"""The command behind a launcher: `srun -n 4 python train.py` runs `python train.py`, four times."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from ullage.estimation.jobs.slurm_words import first_number, read_words, tasks_a
 from ullage.jobs.ranks import MPI, NOT_FOLLOWED, SLURM
 
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman", "enroot", "shifter", "ch-run", "charliecloud")
-# Programs that run another one: their options with a value. What else begins with "-" is a flag.
+# Programs that run another one, and their options with a value. Other words that begin with "-" are flags.
 _WRAPPERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("nohup", "setsid", "numactl", "catchsegv", "unbuffer"), ()),
     **{"time": ("-f", "-o"), "nice": ("-n",), "ionice": ("-c", "-n")},
@@ -23,10 +23,10 @@ _VALUES_OF_MPI = {"x": 1, "genv": 2, "env": 2, "mca": 2, "pmixmca": 2, "prtemca"
 
 @dataclass(frozen=True)
 class Launched:
-    """The words of what is launched, the variables that are set for it, and why it cannot be followed, if so.
+    """A launched command: its words, the variables set for it, and the reason (`refusal`) if it cannot be followed.
 
-    `world_size` is how many times it is started, on `nodes` machines, if `launcher` (`mpirun`, `srun`) was told.
-    `srun` are the options of the srun that launches it; `None` where none does.
+    It is started `world_size` times, on `nodes` machines, if `launcher` (`mpirun`, `srun`) was given a number.
+    `srun` has the options of the srun that launches it; `None` without one.
     """
 
     words: tuple[str, ...]
@@ -48,7 +48,7 @@ class Launched:
 
 
 def launched(words: Sequence[str]) -> Launched:
-    """What is left without `srun`, `mpirun`, `env`, `nohup` and the like before it.
+    """Return the command without `srun`, `mpirun`, `env`, `nohup` and the like before it.
 
     >>> found = launched(["srun", "-n", "2", "--label", "env", "A=1", "python", "train.py"])
     >>> found.words, found.variables, found.world_size
@@ -97,7 +97,7 @@ def launched(words: Sequence[str]) -> Launched:
 
 
 def _options_of_mpi(words: list[str], variables: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The options of `mpirun`, which end where a program of Python begins; `variables` gets what they set.
+    """Return the options of `mpirun`, which end where a Python program begins; `variables` gets those that they set.
 
     >>> _options_of_mpi(["-n", "4", "-x", "A=1", "--bind-to", "none", "python", "t.py", "-n", "2"], {})
     ({'n': '4', 'bind-to': 'none'}, ['python', 't.py', '-n', '2'])
@@ -126,7 +126,7 @@ def _ranks_of_mpi(options: Mapping[str, str]) -> tuple[int | None, int]:
 
 
 def _on_machines(ranks: int | None, each: int | None, machines: int) -> tuple[int | None, int]:
-    """How many ranks there are in all, and on how many machines, of which `each` may be known."""
+    """Return the numbers of ranks and of machines; `each` is the number of ranks on a machine, if known."""
     ranks = ranks or (each * machines if each else None)
     if ranks and each and ranks % each == 0:
         machines = ranks // each

@@ -1,4 +1,4 @@
-"""The command lines of sbatch and srun: which words are options, and which are values."""
+"""Command lines of sbatch and srun: their options, values and remaining words."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _SHORT_FLAGS = _options(
     "E=preserve-env H=hold h=help K=kill-on-bad-exit k=no-kill l=label O=overcommit Q=quiet s=oversubscribe "
     "u=unbuffered V=version v=verbose W=wait X=disable-status Z=no-allocate"
 )
-# Those without a value, or with one only behind "=".
+# Options without a value, or with one only after "=".
 _FLAG = re.compile(
     "async|contiguous|exact|exclusive|get-user-env|ignore-pbs|multi-prog|nice|no-requeue|overlap|parsable|propagate|pty|"
     "quit-on-interrupt|reboot|requeue|resv-ports|spread-job|test-only|usage|use-min-nodes|compress|immediate|send-libs|"
@@ -30,14 +30,14 @@ _FLAG = re.compile(
 
 @dataclass(frozen=True)
 class SbatchWords:
-    """What a command line of sbatch or srun says: options by their long names, and the words behind them."""
+    """A command line of sbatch or srun: options by their long names, and the words after them."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     rest: tuple[str, ...] = ()
 
 
 def read_words(words: Sequence[str], srun: bool = False) -> SbatchWords:
-    """Tell options, their values and the rest apart; what is given twice counts as given last.
+    """Separate options, their values and the rest; of a repeated option, the last value counts.
 
     >>> read_words(["-n", "4", "-N2", "--hold", "--time", "1:00", "job.sh", "--lr", "1"])
     SbatchWords(values={'ntasks': '4', 'nodes': '2', 'hold': '', 'time': '1:00'}, rest=('job.sh', '--lr', '1'))
@@ -72,13 +72,13 @@ def _value(option: str, left: list[str]) -> str:
 
 
 def tasks_and_nodes(values: Mapping[str, str]) -> tuple[int, int]:
-    """How many tasks a job or a step has in all, and on how many nodes."""
+    """Return the total tasks of a job or a step, and its nodes."""
     nodes = max(1, first_number(values.get("nodes")) or 1)
     on_node = first_number(values.get("ntasks-per-node")) or 1
     return max(1, first_number(values.get("ntasks")) or on_node * nodes), nodes
 
 
 def first_number(text: str | None) -> int | None:
-    """Of `4`, `2-8` or `4K`."""
+    """Return the first number of `4`, `2-8` or `4K`."""
     match = re.match(r"\d+", text or "")
     return int(match[0]) if match else None

@@ -64,7 +64,7 @@ def plan(
     allocator: AllocatorConfig | None = None,
     progress: Progress | None = None,
 ) -> GPUPlan:
-    """On how many GPUs, and spread how, a job fits, and what is fastest. No GPU is needed.
+    """Find the numbers of GPUs and the parallelism with which a job fits, and the fastest. No GPU is needed.
 
     Args:
         job: A model, a script or a function, as for `ullage.estimate`. A script has its own way to use many GPUs, so
@@ -76,7 +76,7 @@ def plan(
         global_batch: Samples in a step over all ranks. Default: `batch_size` for each rank, however many there are; for
             a pipeline as many as its stages have together.
         interconnect: The networks, as for `ullage.estimate`.
-        workers: Rows that are estimated at once. More than one are processes of their own, so a program needs the usual
+        workers: Rows that are estimated at once. More than one run in separate processes, so a program needs the usual
             `if __name__ == "__main__":`. A function's rows come one after another.
         batch_size: Short for `Model(..., batch_size=)`.
         args: Short for `Script(..., args=)`.
@@ -88,14 +88,14 @@ def plan(
         A `GPUPlan`; `print` shows it as a table.
 
     Raises:
-        UllageError: Where nothing can be tried at all.
+        UllageError: If nothing can be tried at all.
 
     >>> small = Model("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64])
     >>> found = plan(small, "1..2xH200", checkpointing=False)
     >>> [(row.gpus, row.strategy) for row in found.rows]
     [(1, 'one GPU'), (2, 'ddp'), (2, 'fsdp2'), (2, 'tp'), (2, 'pp')]
 
-    Not covered: ways that mix more than two kinds of parallelism.
+    Not covered: combinations of more than two kinds of parallelism.
     """
     request = request_for(job, batch_size=batch_size, args=args, steps=steps, allocator=allocator)
     return plan_request(
@@ -183,7 +183,7 @@ class Filling:
         self._stop = stop
         self._filled: dict[int, PlanRow] = {}
         self._errors: list[UllageError] = []
-        self._hopeless: dict[tuple[str, bool], str] = {}  # what does not run at all, whatever the number of GPUs
+        self._hopeless: dict[tuple[str, bool], str] = {}  # strategies that never run, whatever the number of GPUs
 
     def fill(self, progress: Progress | None) -> list[PlanRow]:
         """Return all rows, with `why_not` if one does not run. If none runs, all for one reason, raise the error."""
@@ -310,8 +310,8 @@ def _kind(row: PlanRow) -> tuple[str, bool]:
 
 
 def _as_it_ran(row: PlanRow, answer: Estimate) -> PlanRow:
-    """Read how a script shares its work among ranks: from its samplers, or from what its ranks send. Those that send to
-    a single other one are stages of a pipeline; those that exchange activations in the forward pass share samples."""
+    """Read how a script shares its work among ranks, from its samplers or its messages. Ranks that send to a single
+    other one are stages of a pipeline; ranks that exchange activations in the forward pass share samples."""
     step = answer.utilization
     if step is None:
         return replace(row, estimate=answer)
@@ -364,8 +364,8 @@ def _among(call: dict[str, Any], ranks: Cluster) -> dict[str, Any]:
 
 
 def read_gpus(text: str) -> tuple[GPU, list[Cluster]]:
-    """GPUs to plan for: `"1..64xH100"` (powers of two, eight in a machine), `"8xA100-80GB"`, `"2x8xH100"` (machines,
-    and GPUs in each), `"1..8x8xH100"`.
+    """Read the GPUs to plan for: `"1..64xH100"` (powers of two, eight in a machine), `"8xA100-80GB"`, `"2x8xH100"`
+    (machines, and GPUs in each), `"1..8x8xH100"`.
 
     >>> card, clusters = read_gpus("4..16xH100")
     >>> card.name, [(one.gpus, one.nodes) for one in clusters]

@@ -101,7 +101,7 @@ def _import_from(folder: str) -> None:
                 del sys.modules[name]
 
 
-SIZES_MATTER = 0.01  # of the peak: where that much was assumed and not there, the script is run again
+SIZES_MATTER = 0.01  # of the peak: if wrongly assumed sizes make up this share, the script is run again
 Give = Callable[[dict[str, Any]], None]
 
 
@@ -137,7 +137,7 @@ class ScriptRun:
         self._stopped = 0
         self._groups: Groups | None = None
         self._cut_short = False  # by an error, after training had settled
-        self._answers = Answers(request.gpu) if may_ask(request.gpu) else None  # what is not known, the parent asks
+        self._answers = Answers(request.gpu) if may_ask(request.gpu) else None  # the parent asks for unknown ones
 
     def run(self) -> int:
         """Run the script to its end or until it is stopped; return the exit code of the process."""
@@ -230,7 +230,7 @@ class ScriptRun:
 
     def _failed(self, error: BaseException) -> int:
         if self._stopped:
-            return 0  # the answer is given; what the script's own cleaning up runs into is nobody's business
+            return 0  # the answer is given; errors of the script's own cleanup do not matter
         failure, settled = describe(error), self.watcher.settled
         if not isinstance(error, torch.OutOfMemoryError) and (settled or self._may_want_data(failure)):
             what = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:200]

@@ -31,7 +31,7 @@ _OTHER_NAMES = (  # of packages for pip
 )
 _COMPILED_FOR_GPUS = ("flash_attn", "flash_attn_interface", "apex", "mamba_ssm", "causal_conv1d", "transformer_engine")
 _LACKS_CUDA = re.compile(r"lib(c10_cuda|torch_cuda|cu\w+|nv\w+)[-\w.]*\.so|undefined symbol: \w*(cuda|c10)", re.I)
-_ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # what a machine with other GPUs may answer otherwise
+_ABOUT_GPUS = re.compile(r"cuda|gpus?\b|nvidia|nvml", re.I)  # errors that may not occur on a machine with other GPUs
 _ASKS_FOR_GPUS = re.compile(r"requested gpu: \[[\d, ]*?(\d+)\]", re.I)  # Lightning, with the numbers of those GPUs
 _OTHER_VERSION = re.compile(
     r"unexpected keyword argument|cannot import name|has no attribute|positional argument|Weights only load"
@@ -175,7 +175,7 @@ def _kind(error: BaseException) -> str:
         return "out of memory"
     if "UllageError" in names:
         return "unsupported"
-    if isinstance(error, ModuleNotFoundError) and error.name:  # libraries raise it without a name, with words of theirs
+    if isinstance(error, ModuleNotFoundError) and error.name:  # libraries raise it without a name, with their own text
         return "package"
     return "exception"
 
@@ -253,7 +253,7 @@ def _lacks_network(failure: dict[str, Any]) -> bool:
     lowered = failure["message"].casefold()
     return any(name in _NETWORK_ERRORS or "connect" in name.casefold() for name in failure["chain"]) or (
         failure["type"] in ("OSError", "HTTPError", "RuntimeError", "ValueError", "LocalEntryNotFoundError")
-        and failure["of_library"]  # a script may have a network of its own to speak of
+        and failure["of_library"]  # a script's own error may speak of another kind of network
         and _NETWORK_WORDS.search(lowered) is not None
     )
 

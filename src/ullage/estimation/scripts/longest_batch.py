@@ -54,7 +54,7 @@ def longest_batch(iterator: Any, seconds: float = LONGEST_SURVEY) -> LongestBatc
     """Return the largest batch of a loader's iterator; `None` if all have one size, or it is unknown."""
     answers, child_answers = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this process has threads: the other one starts none
+        warnings.simplefilter("ignore")  # about a fork of a process with threads: the child starts none
         child = os.fork()
     if child == 0:
         _answer_in_child(iterator, seconds, child_answers)
@@ -122,7 +122,7 @@ def _survey(iterator: Any, seconds: float) -> LongestBatch | None:
     best = max(candidates, key=lambda batch: fetched(batch)[0])
     largest, drawn_sizes = fetched(best), [fetched(batch)[0] for batch in batches[:3]]
     if largest[0] <= min(drawn_sizes):
-        return None  # put together, they are alike
+        return None  # collated, they are alike
     shapes = {index: shape for index, (_, shape) in seen_items.items()}
     before = [*_records(batches, sizes), *_uneven(batches, shapes, free)]
     return LongestBatch(
@@ -150,8 +150,8 @@ def _records(batches: list[Any], sizes: dict[Any, int]) -> list[Any]:
 
 
 def _uneven(batches: list[Any], shapes: dict[Any, tuple[int, ...]], free: bool) -> list[Any]:
-    """The batches of the widest and of the tallest items: models that scale images to one height or width, as detectors
-    do, make more of these than of larger ones.
+    """Return the batches of the widest and of the tallest items: models that scale images to one height or width, as
+    detectors do, need more memory for these than for larger ones.
 
     >>> _uneven([[0], [1], [2]], {0: (3, 8, 9), 1: (3, 4, 12), 2: (3, 9, 6)}, free=True)
     [[1], [2]]

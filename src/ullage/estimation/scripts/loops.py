@@ -50,7 +50,7 @@ class LoopWatcher:
     def __init__(self, card: VirtualGPU, steps: Callable[[], int], passes: Callable[[], int], least_steps: int) -> None:
         self.card, self.steps, self.passes, self.least_steps = card, steps, passes, least_steps
         self.settled = False  # training has settled: loops that only repeat may end
-        self.leaving = False  # and has been looked at: loops that train end, too
+        self.leaving = False  # and has been watched for long enough: loops that train end, too
         self._periods: dict[tuple[str, int, int], _Period] = {}
 
     def install(self, replacements: Replacements) -> None:
@@ -72,7 +72,7 @@ class LoopWatcher:
         try:
             return _Each(iter(iterable), Loop(self))
         except TypeError:
-            return iterable  # which the script's own line will say
+            return iterable  # the script's own line raises the error
 
     def _again(self) -> Callable[[], bool]:
         if self._is_differentiated():
@@ -167,7 +167,7 @@ class Loop:
     def is_over(self) -> bool:
         """Return whether the loop ends; called at the head of each iteration."""
         if len(self._memory.requests) == self._marks[-1][0]:
-            return False  # nothing was asked of the GPU: not our business
+            return False  # the iteration did not use the GPU
         self._marks, self._rounds = [*self._marks[-SAME_ITERATIONS:], self._mark()], self._rounds + 1
         watcher = self._watcher
         trained, took_long = watcher.steps() - self._first_step, time.monotonic() - self._begin > LONGEST_LOOP

@@ -257,7 +257,7 @@ def _lift_limit(run: Run, answer: dict[str, Any]) -> Run | None:
     return dataclasses.replace(again, out_of_memory=answer["out_of_memory"])
 
 
-# Each sees an answer and may change the run for another one, at most so often after any of those below it did.
+# Each rule sees an answer and may change the run for another one, at most this often after any rule below it did.
 _RULES: tuple[tuple[Callable[[Run, dict[str, Any]], Run | None], int], ...] = (
     (_ask_cudnn, 2),  # with cuDNN's answers a script may go further than before
     (_use_sizes, 1),
@@ -270,7 +270,7 @@ _RULES: tuple[tuple[Callable[[Run, dict[str, Any]], Run | None], int], ...] = (
 def _followed(run: Run) -> tuple[Run, dict[str, Any]]:
     """Check a script and follow it; return its last run and the answer, or raise `ScriptFailed`."""
     path, module = run.request.path, run.request.module
-    if run.python.is_ours or not module:  # which modules another Python has only it can say
+    if run.python.is_ours or not module:  # only another Python itself knows its modules
         check_script(path, module)
     if framework := other_framework(path, module):
         raise ScriptFailed(only_pytorch(run.shown, framework))

@@ -143,7 +143,7 @@ class Processes:
 
     def _is_other_rank(self, siblings: list[threading.Thread]) -> bool:
         """Return whether a new process is a rank that is not followed: one before it, with the same function, has
-        joined a process group. Of the ranks of a machine the one of LOCAL_RANK is followed."""
+        joined a process group. Of a machine's ranks, that of LOCAL_RANK is followed."""
         if len(siblings) < int(os.environ.get("LOCAL_RANK", 0)):
             return True
         end = time.monotonic() + _PATIENCE

@@ -33,7 +33,7 @@ class ScriptRequest:
     convolutions: bool = False
     received: dict[str, list[str]] = field(default_factory=dict)  # what the first rank sends, as base64 of pickles
     launcher: list[str] = field(default_factory=list)  # a program of Python that starts the script
-    sizes: dict[str, int] = field(default_factory=dict)  # which data would tell, as an earlier run learned them
+    sizes: dict[str, int] = field(default_factory=dict)  # sizes that depend on data, from an earlier run
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> "ScriptRequest":

@@ -104,7 +104,7 @@ class Weights:
             replacements.put(hub, "_download_to_tmp_and_move", download)
 
     def _made_here(self, hub: Any, repo_id: str, filename: str, options: dict[str, Any]) -> Path | None:
-        """Make a checkpoint without the network; `None` if it is none, or too little is known."""
+        """Make a checkpoint without the network; `None` if the file is not a checkpoint, or too little is known."""
         if options.get("repo_type") not in (None, "model"):
             return None
         inner = options.get("subfolder") or os.path.dirname(filename)
@@ -173,7 +173,7 @@ def _new_snapshot(hub: Any, repo_id: str, cache_dir: str | None = None, revision
     return snapshot
 
 
-# What a checkpoint holds, by the configuration of its model: tensors without data.
+# The content of a checkpoint by the configuration of its model: tensors without data.
 
 
 def _of_config(config: Path, kind: str | None = None) -> Tensors | None:
@@ -181,7 +181,7 @@ def _of_config(config: Path, kind: str | None = None) -> Tensors | None:
     of transformers that it does not name is `kind`."""
     values = json.loads(config.read_text())
     if values.get("quantization_config"):
-        return None  # what is saved of quantized weights is known to their library alone
+        return None  # only their library knows the saved form of quantized weights
     try:
         saved = values.get("architectures") or ([kind] if kind and values.get("model_type") else None)
         if saved:

@@ -39,7 +39,7 @@ SHORTEST_LOOK, LONGEST_LOOK = 3.0, 20.0  # seconds that a script is followed aft
 STEPS_WITHOUT_GPU = 10  # after this many optimizer steps without a request, the script trains on the CPU
 SAME_BATCHES = 3  # in a row, before a validation epoch ends early
 LONGEST_EPOCH = 20.0  # seconds, if validation keeps something of each batch on the GPU
-FIRST_RECORD = 2  # which of a loader's batches is the first of `LongestBatch.records`, where they vary
+FIRST_RECORD = 2  # the place of the first of `LongestBatch.records` among a loader's batches, if they vary
 MOST_LONGEST = 40  # batches in which the largest may be put in
 MOST_SURVEYS = 8  # data sets whose items are looked at
 LONGEST_AFTER = 60.0  # seconds for what comes after training
@@ -446,7 +446,7 @@ class RunWatcher:
     def _look_around(self) -> None:
         self._look_until = self._as_long_again()
         self._follow_until = self._look_until + LONGEST_AFTER
-        self.loaders.hurry = not self.loops.is_something_due  # or else with the next step, which sees it
+        self.loaders.hurry = not self.loops.is_something_due  # otherwise from the next step on, which does that work
         self.phases.settled = self.loops.settled = self._card.calls.settled = True
         self._validations_before = len(self.phases.stretches())
         self._on_settled()

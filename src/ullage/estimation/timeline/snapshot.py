@@ -55,7 +55,7 @@ def snapshot(trace: Trace) -> dict[str, Any]:
     steps = trace.steps.tolist()
     entries: list[dict[str, Any]] = []
     segments: dict[int, int] = {}
-    blocks: dict[int, tuple[int, int, Frames]] = {}  # by address: size, bytes asked for, frames
+    blocks: dict[int, tuple[int, int, Frames]] = {}  # by address: size, requested bytes, frames
     call = 0
     for action, address, size, block in trace.events.tolist():
         where: Frames = []

@@ -1,4 +1,4 @@
-"""What GPUMemNet reads of a training run: totals of a model summary, and the sequence of its layers.
+"""The inputs of GPUMemNet for a training run: totals of a model summary, and the sequence of its layers.
 
 As published (Yousefzadeh-Asl-Miandoab et al., arXiv 2602.17817, section 4.3, and chapter 5 of the dissertation): batch
 size, parameters, activations of one sample, activations times batch size, and how many layers there are of the types

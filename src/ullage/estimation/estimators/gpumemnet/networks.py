@@ -4,7 +4,7 @@ Both give a free score to every class of memory. The sizes are those of the publ
 the first hidden layer and 4 in the others, with depths from 1 to 7 (CNNs: to 8), each with batch normalisation and
 ReLU; two Transformers, of 6 and 4 numbers a layer, whose sums over the layers an ensemble of perceptrons reads.
 
-The published code lets its Transformers attend from job to job of a batch; here, as the paper tells it, attention runs
+The published code lets its Transformers attend from job to job of a batch; here, as in the paper, attention runs
 over the layers of one job. Trained networks are safetensors files: one for each family, estimator and width of a class.
 """
 
