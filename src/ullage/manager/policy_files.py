@@ -17,8 +17,8 @@ _SUFFIX = ".py"
 
 
 def load_policy(reference: str, guarded: bool = False) -> Policy:
-    """Return the policy of a name, or of a function in a file. If `guarded`, only root and this user may be able to
-    change it."""
+    """Return the policy of a name, or of a function in a file. If `guarded`, refuse a file that others than root and
+    this user can change."""
     place, _, name = reference.rpartition(":")
     if reference.endswith(_SUFFIX):
         raise InvalidValue(f"the function must be given, too: {reference}:choose")
@@ -42,7 +42,7 @@ def load_policy(reference: str, guarded: bool = False) -> Policy:
 
 
 def own_name(reference: str) -> str | None:
-    """Return the name of a policy from a file, without its folder; None for a policy of Ullage.
+    """Return the name of a policy in a file, without the folder; None for a policy of Ullage.
 
     >>> own_name("/etc/ullage/my_policy.py:choose"), own_name("magm")
     ('my_policy.py:choose', None)
@@ -52,7 +52,7 @@ def own_name(reference: str) -> str | None:
 
 
 def located(reference: str, folder: Path) -> str:
-    """The same policy, where its file is looked for in a folder if its path is relative.
+    """Return the reference to a policy, with a relative path of its file resolved against a folder.
 
     >>> located("my_policy.py:choose", Path("/etc/ullage")), located("magm", Path("/etc/ullage"))
     ('/etc/ullage/my_policy.py:choose', 'magm')
@@ -65,8 +65,8 @@ def _module(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"_policy_{file.stem}", file)
     assert spec is not None and spec.loader is not None  # a name that ends in .py always has one
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses look for themselves there
-    sys.path.insert(0, str(file.parent.resolve()))  # as running the file does
+    sys.modules[module.__name__] = module  # needed by dataclasses in the file
+    sys.path.insert(0, str(file.parent.resolve()))  # as if the file was run
     try:
         spec.loader.exec_module(module)
     except UllageError:

@@ -1,4 +1,4 @@
-"""A report of the daemon in words, for the command line and for the page."""
+"""Texts of the daemon's reports, for the command line and the page."""
 
 import csv
 import datetime
@@ -28,7 +28,7 @@ COLUMNS = ("jobs", "GPU hours", "by part", "core hours", "promised", "used", "en
 
 
 def moment(text: str, now: float) -> float:
-    """Seconds since 1970.
+    """Parse a time; return seconds since 1970.
 
     >>> moment("2h", now=10_000.0)
     2800.0
@@ -53,7 +53,7 @@ def csv_of(report: dict[str, Any]) -> str:
 
 
 def _of_csv(value: Any) -> Any:
-    """A cell of CSV. Names are other people's words: none of them becomes a formula in a spreadsheet.
+    """Return a cell of CSV. No name, which any user may choose, becomes a formula in a spreadsheet.
 
     >>> _of_csv("=1+1"), _of_csv({"killed": 2}), _of_csv(None)
     ("'=1+1", 'killed: 2', '')
@@ -64,7 +64,7 @@ def _of_csv(value: Any) -> Any:
 
 
 def failures(causes: dict[str, int]) -> str:
-    """Attempts that failed, by cause.
+    """Return the failed attempts by cause, in words.
 
     >>> failures({"killed": 2, "GPU lost": 1})
     'killed: 2, GPU lost: 1'

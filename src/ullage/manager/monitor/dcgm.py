@@ -32,16 +32,16 @@ _ROW = re.compile(r"\s*(?:(GPU|GPU-I|GPU-CI)\s+)?(\d+)\s+(\S.*)")
 _CARD_ROW = re.compile(r"\|\s*(\d*)\s*\|\s*(.*?)\s*\|")
 _PARENT = re.compile(r"GPU (GPU-[0-9A-Za-z-]+) \(EntityID: \d+\)")
 _INSTANCE = re.compile(r"\bI \d+/(\d+)\b.*GPU Instance \(EntityID: (\d+)\)")
-_PATIENCE = 10.0  # seconds for an answer of dcgmi, and between two starts of a child that dies
+_PATIENCE = 10.0  # seconds to wait for dcgmi, and between restarts of a child that dies
 
 Entity = tuple[str, int]  # kind ("GPU" or "GPU-I") and DCGM's number
 
 
 class DcgmSource:
-    """Another source's readings with DCGM's activity and PCIe traffic in them.
+    """Another source's readings, with activity and PCIe traffic from DCGM.
 
-    `base` gives the devices, memory, processes and the rest. If DCGM is silent for three intervals and a second,
-    activity is unknown. Not covered: a host engine on another machine.
+    `base` reads everything else, such as devices, memory and processes. If DCGM is silent for three intervals and a
+    second, activity is unknown. A host engine on another machine is not supported.
     """
 
     name = "dcgm"
@@ -138,9 +138,9 @@ class DcgmSource:
     def _start(self) -> None:
         wanted = ",".join(f"i:{number}" if kind == "GPU-I" else str(number) for kind, number in self._entities.values())
         numbers = ",".join(str(number) for number in FIELD_IDS.values())
-        delay = str(max(100, round(self._interval * 1000)))  # what dmon takes at least
+        delay = str(max(100, round(self._interval * 1000)))  # the shortest delay that dmon accepts
         self._started = time.monotonic()
-        # A session of its own: Ctrl-C in the terminal is for us. Without a reader it ends by itself (SIGPIPE).
+        # In its own session, so that Ctrl-C reaches only this process. Without a reader it ends (SIGPIPE).
         self._child = subprocess.Popen(
             [self._command, "dmon", "-e", numbers, "-d", delay, "-i", wanted],
             stdin=subprocess.DEVNULL,
@@ -153,7 +153,7 @@ class DcgmSource:
         threading.Thread(target=self._follow, args=(self._child.stdout,), daemon=True, name="dcgmi dmon").start()
 
     def _follow(self, lines: IO[str]) -> None:
-        with lines, contextlib.suppress(ValueError):  # closed while we read
+        with lines, contextlib.suppress(ValueError):  # closed by another thread
             for line in lines:
                 row = parse_row(line)
                 if row is not None:
@@ -180,7 +180,7 @@ def dcgm_installed(command: str = "dcgmi") -> bool:
 
 
 def parse_row(line: str) -> tuple[Entity, Busy] | None:
-    """The entity and values of one line of `dcgmi dmon`; `None` for headers and messages.
+    """Return the entity and values of a line of `dcgmi dmon`; `None` for headers and messages.
 
     >>> parse_row("GPU 0     0.951     0.615     0.222     N/A       0.400     52428800  104857600")[1].smact
     0.615
@@ -198,7 +198,7 @@ def parse_row(line: str) -> tuple[Entity, Busy] | None:
 
 
 def parse_cards(listing: str) -> dict[str, int]:
-    """DCGM's number of each GPU by UUID, from `dcgmi discovery -l`.
+    """Return DCGM's number of each GPU by UUID, from `dcgmi discovery -l`.
 
     >>> parse_cards("| 0      | Name: NVIDIA A100          |\\n|        | Device UUID: GPU-12ab         |")
     {'GPU-12ab': 0}
@@ -217,7 +217,7 @@ def parse_cards(listing: str) -> dict[str, int]:
 
 
 def parse_instances(listing: str) -> dict[tuple[str, int], int]:
-    """DCGM's number of each MIG instance by its parent's UUID and NVML's number, from `dcgmi discovery -c`.
+    """Return DCGM's number of each MIG instance by parent UUID and NVML's number, from `dcgmi discovery -c`.
 
     >>> parse_instances("| GPU 0 | GPU GPU-12ab (EntityID: 0) |\\n| -> I 0/2 | GPU Instance (EntityID: 5) |")
     {('GPU-12ab', 2): 5}
@@ -237,7 +237,7 @@ def _number(word: str, traffic: bool) -> float | None:
     try:
         value = float(word)
     except ValueError:
-        return None  # N/A, or cut
+        return None  # N/A or truncated
     if value != value or value < 0 or (not traffic and value > 1.05):
         return None
     return value if traffic else min(value, 1.0)

@@ -1,4 +1,4 @@
-"""CPU and RAM: what this process may use of the machine, and what processes and all that they started do use."""
+"""CPU and RAM: the part of the machine that this process may use, and the use of process trees."""
 
 import contextlib
 import math
@@ -13,12 +13,12 @@ import psutil
 from ullage.sandbox.process_identity import children, descendants
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_IDLE = 0.7  # of a core: no core of a machine is wholly idle
+_IDLE = 0.7  # of a core, since no core is ever completely idle
 
 
 @dataclass(frozen=True)
 class HostReading:
-    """A process and its descendants at one moment; `None` is unknown. `cpu` is in cores, unknown at the first reading.
+    """A process and its descendants at one moment; `None` is unknown. `cpu` is in cores, and unknown at first.
     `ram` is the sum of resident bytes, with shared pages counted in each process."""
 
     pid: int
@@ -30,7 +30,7 @@ class HostReading:
 
 
 def usable_cores(cgroups: Path = _CGROUPS) -> int:
-    """The cores that this process may use: those of its affinity, fewer where its cgroup has a quota.
+    """Return the number of cores that this process may use, by its affinity and the quota of its cgroup.
 
     >>> 1 <= usable_cores() <= (os.cpu_count() or 1)
     True
@@ -41,7 +41,7 @@ def usable_cores(cgroups: Path = _CGROUPS) -> int:
 
 
 def usable_memory(cgroups: Path = _CGROUPS) -> int:
-    """The bytes of memory that this process may use: the machine's, fewer where its cgroup has a limit.
+    """Return the bytes of memory that this process may use: the machine's, or fewer if its cgroup has a limit.
 
     >>> 0 < usable_memory() <= psutil.virtual_memory().total
     True
@@ -51,7 +51,7 @@ def usable_memory(cgroups: Path = _CGROUPS) -> int:
 
 
 class LoadSince:
-    """How busy all processors were from its making on; on a virtual machine also what others took of them.
+    """The load of all processors since its creation: busy cores, and the share stolen by other virtual machines.
 
     >>> cores, stolen = LoadSince().read()
     >>> cores >= 0 and 0 <= stolen <= 1
@@ -63,7 +63,7 @@ class LoadSince:
 
     def read(self) -> tuple[float, float]:
         spent = {name: getattr(psutil.cpu_times(), name) - value for name, value in self._before._asdict().items()}
-        within = ("guest", "guest_nice")  # counted in user and nice too
+        within = ("guest", "guest_nice")  # user and nice include these
         everything = max(sum(value for name, value in spent.items() if name not in within), 1e-9)
         stolen = max(0.0, spent.get("steal", 0.0)) / everything
         idle = (spent["idle"] + spent.get("iowait", 0.0)) / everything
@@ -71,7 +71,7 @@ class LoadSince:
 
 
 class IdleCores:
-    """The processor cores that nobody uses, by a reading that is renewed after a second; `take` counts one as used.
+    """The idle processor cores, read at most once a second; `take` counts one as used.
 
     >>> IdleCores(cores=0).take()
     False
@@ -82,7 +82,7 @@ class IdleCores:
         self._load, self._since, self._left = LoadSince(), time.monotonic(), float(self._cores)
 
     def look(self) -> None:
-        """Read the load since the last reading, if that is a second old."""
+        """Read the load since the last reading, if that is at least a second old."""
         now = time.monotonic()
         if now - self._since >= 1.0:
             busy, _ = self._load.read()
@@ -112,12 +112,12 @@ def _limits(name: str, cgroups: Path) -> list[str]:
 
 
 class HostWatch:
-    """Reads process trees; CPU is the use between two readings. A reading walks all processes once. The use of a
-    process between the last reading and its end is not seen."""
+    """Reads the use of process trees; CPU is the use between two readings. A reading walks all processes once. It
+    misses the use of a process between the last reading and its end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seconds: dict[psutil.Process, float] = {}  # CPU time by process; equal only with the same start time
+        self._seconds: dict[psutil.Process, float] = {}  # CPU time by process; a reused pid is another process
         self._about: dict[psutil.Process, tuple[str | None, str | None]] = {}
         self._processes: dict[int, psutil.Process] = {}
         self._last: float | None = None
@@ -141,7 +141,7 @@ class HostWatch:
         return readings
 
     def _process(self, pid: int) -> psutil.Process | None:
-        """Return the process with a pid; the known object if it is still the same."""
+        """Return the process with a pid, as the known object if it is still the same process."""
         known = self._processes.get(pid)
         try:
             if known is None or not known.is_running():
@@ -165,12 +165,12 @@ class HostWatch:
                 with process.oneshot():
                     times, resident = process.cpu_times(), process.memory_info().rss
             except psutil.Error:
-                continue  # ended on the way, or not ours to ask
+                continue  # it has ended, or we may not read it
             seen += 1
             ram += resident
             seconds[process] = times.user + times.system
             known_before = known_before or process in self._seconds
-            # A process that was not there at the last look has used all it has since then.
+            # A process that is new since the last reading used all of its CPU time since then.
             used += max(0.0, seconds[process] - self._seconds.get(process, 0.0))
         root = tree[0]
         about[root] = self._about.get(root) or _about(root)

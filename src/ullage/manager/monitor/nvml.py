@@ -14,9 +14,9 @@ from ullage.hardware.local import nvml_text, pynvml
 from ullage.manager.monitor.readings import RATES, Device, GPUReading, due
 from ullage.units import MIB
 
-# The driver refreshes its counters about every 100 ms (NVML reference, nvmlGpmMetricsGet): over less they say nothing.
+# The driver refreshes its counters about every 100 ms (NVML reference, nvmlGpmMetricsGet), so less makes no sense.
 SHORTEST = 0.1
-# Counters are read one after another, so a full unit may come out a little over 100 %. Beyond this it is no reading.
+# Counters are read one after another, so a full unit may exceed 100 % a little. A value beyond this is invalid.
 _OVER_FULL = 1.05
 
 
@@ -33,7 +33,7 @@ class Busy:
     pcie_tx_bps: float | None = None
 
 
-# Field, name of NVML's metric, what one of its units is in ours (percent; MiB a second).
+# Field, name of NVML's metric, and the factor from its unit (percent; MiB a second) to ours.
 _METRICS = (
     ("gract", "NVML_GPM_METRIC_GRAPHICS_UTIL", 0.01),
     ("smact", "NVML_GPM_METRIC_SM_UTIL", 0.01),
@@ -46,9 +46,9 @@ _METRICS = (
 
 
 class GpmCounter:
-    """The counters of one GPU or MIG instance: each `read()` gives the means since the last one. Not thread-safe.
+    """The counters of one GPU or MIG instance: each `read()` returns the means since the last one. Not thread-safe.
 
-    `handle` is the GPU's or a MIG instance's parent's, with `instance` its number. Check `gpm_supported` first.
+    `handle` is that of the GPU, or of the parent of the MIG instance number `instance`. Check `gpm_supported` first.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GpmCounter:
         before, now = self._samples
         self._look(now)
         self._since = self._clock()
-        self._samples = [now, before]  # also where what follows fails: the next read starts from here
+        self._samples = [now, before]  # the next read starts here, even if this one fails
         self._last = Busy()
         self._request.sample1, self._request.sample2 = before, now
         self._nvml.nvmlGpmMetricsGet(self._request)
@@ -117,7 +117,7 @@ class GpmCounter:
 
 
 def gpm_supported(nvml: Any, handle: Any) -> bool:
-    """Whether this GPU, this driver and this pynvml have GPM; asked of the parent for a MIG instance.
+    """Whether this GPU, this driver and this pynvml have GPM. For a MIG instance, pass the handle of its parent.
 
     >>> gpm_supported(object(), None)  # a pynvml from before GPM
     False
@@ -135,7 +135,7 @@ _Values = dict[str, Any]
 
 
 class Asking:
-    """Asks NVML: `None` where it has no answer, whatever the reason, unless the GPU is gone.
+    """Calls NVML, and returns `None` if it has no answer, for whatever reason, unless the GPU is gone.
 
     Asking(pynvml).ask("nvmlDeviceGetPowerUsage", handle)
     """
@@ -160,7 +160,7 @@ class Asking:
             return None
 
     def memory(self, handle: Any) -> tuple[int | None, int | None]:
-        """Return used and usable bytes, without the driver's reserve if NVML tells it."""
+        """Return used and usable bytes, without the driver's reserve if NVML reports it."""
         second = getattr(self.nvml, "nvmlMemory_v2", None)
         info = self.ask("nvmlDeviceGetMemoryInfo", handle, second) if second is not None else None
         if info is not None:
@@ -175,7 +175,7 @@ class Asking:
 
 
 class NVMLValues:
-    """The values of one device; `read` asks for those that are due and repeats the others. If the device has a GPM
+    """The values of one device; `read` reads those that are due and repeats the others. If the device has a GPM
     `counter`, activity and PCIe traffic come from it. A MIG instance has only memory and activity."""
 
     def __init__(
@@ -184,7 +184,7 @@ class NVMLValues:
         self.device, self.handle, self.counter = device, handle, counter
         self._asking, self._rates, self._clock = asking, rates, asking.clock
         self._last_values: dict[str, tuple[float, _Values]] = {}
-        self._traffic: tuple[float, int, int] | None = None  # when, bytes received, bytes sent
+        self._traffic: tuple[float, int, int] | None = None  # time, bytes received, bytes sent
         groups: dict[str, Callable[[], _Values]] = {"memory": self._memory}
         if counter is not None:
             groups["activity"] = self._activity
@@ -209,9 +209,9 @@ class NVMLValues:
         for group, ask in self._groups.items():
             cached = self._last_values.get(group)
             if cached is None or due(self._rates[group], now - cached[0]):
-                self._last_values.pop(group, None)  # what is asked for and not answered is unknown, not the last value
+                self._last_values.pop(group, None)  # without an answer, the value is unknown, not the old one
                 values = ask()
-                if values:  # else it was the first look at a counter, and the next look has a rate
+                if values:  # empty at the first reading of a counter, which has no rate yet
                     self._last_values[group] = (now, values)
             else:
                 values = cached[1]
@@ -242,7 +242,7 @@ class NVMLValues:
         return {"utilization": None if rates is None else rates.gpu / 100}
 
     def _pcie(self) -> _Values:
-        """Return bytes a second since the last reading, from counters: NVML's own rates take 20 ms a call."""
+        """Return bytes a second since the last reading, from counters, since NVML's own rates take 20 ms a call."""
         nvml = self._asking.nvml
         wanted = [getattr(nvml, f"NVML_FI_DEV_PCIE_COUNT_{way}_BYTES", None) for way in ("RX", "TX")]
         values = self._ask("nvmlDeviceGetFieldValues", wanted) if None not in wanted else None
@@ -274,10 +274,10 @@ _LISTS = (
 
 
 class NvmlSource:
-    """The GPUs of this machine and their MIG instances, by NVML.
+    """The GPUs of this machine and their MIG instances, read with NVML.
 
-    `nvml` is the module `pynvml` or one like it; `rates` override `RATES`. GPUs before Hopper have no activity here
-    (`DcgmSource` has). A MIG instance has memory, processes and, with GPM, activity.
+    `nvml` is the module `pynvml` or a replacement; `rates` override `RATES`. GPUs before Hopper have no activity here
+    (use `DcgmSource`). A MIG instance has memory, processes and, with GPM, activity.
     """
 
     name = "nvml"
@@ -296,7 +296,7 @@ class NvmlSource:
             ) from None
         self._asking, self.rates = Asking(self._nvml, clock), {**RATES, **(rates or {})}
         self._known: dict[str, NVMLValues] = {}
-        self._lock = threading.RLock()  # two threads in one pair of GPM's buffers end the process
+        self._lock = threading.RLock()  # two threads that use the same GPM buffers crash the process
 
     def devices(self) -> list[Device]:
         """List the cards that answer, each followed by its MIG instances."""
@@ -316,8 +316,8 @@ class NvmlSource:
         return [known.device for known in devices.values()]
 
     def read(self, device_id: str) -> GPUReading:
-        """Return a reading; refused values are `None`, values that are not due are repeated with their ages. Raise
-        `DeviceLost` for a lost GPU."""
+        """Return a reading. Values that NVML refuses are `None`; values that are not due are repeated with their ages.
+        Raise `DeviceLost` for a lost GPU."""
         with self._lock, self._watching_for_loss(device_id):
             return self._find(device_id).read()
 
@@ -334,13 +334,13 @@ class NvmlSource:
                 answered = True
                 for process in listed:
                     memory = process.usedGpuMemory
-                    before = by_pid.get(process.pid)  # a process with graphics too is in two lists with one figure
+                    before = by_pid.get(process.pid)  # a process that also does graphics is in two lists with one value
                     by_pid[process.pid] = memory if before is None else max(before, memory or 0)
         return by_pid if answered else None
 
     @property
     def hint(self) -> str | None:
-        """Return what would give activity, if NVML has none."""
+        """Return what to install to get activity, if NVML has none."""
         if self.all_active:
             return None
         return "NVML gives activity on Hopper and later only; DCGM (its program dcgmi) would give it on older GPUs"
@@ -371,7 +371,7 @@ class NvmlSource:
         nvml = self._nvml
         card = nvml.nvmlDeviceGetHandleByIndex(index)
         places = self._mig_places(card)
-        # A card in MIG mode is not counted as a whole: its instances are.
+        # The counters of a GPU in MIG mode are those of its instances.
         whole = self._device(index, card, card, divided=places is not None)
         yield whole
         for place in range(places or 0):

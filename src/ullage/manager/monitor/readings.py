@@ -1,4 +1,4 @@
-"""What is read and how often: a GPU's reading at one moment, and what every source of readings offers."""
+"""The reading of a GPU at one moment, the interface of all sources of readings, and the rates of reading."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -19,11 +19,11 @@ class Device:
     mig: bool = False
     parent: str | None = None
     divided: bool = False
-    instance: int | None = None  # NVML's number of the GPU instance, of a MIG instance
+    instance: int | None = None  # NVML's number of the GPU instance, for a MIG instance
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether a job can run on it."""
+        """Whether jobs can run on the device."""
         return not self.divided
 
 
@@ -64,59 +64,57 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in outputs: nvml, dcgm, virtual."""
+        """The name of the source in outputs: nvml, dcgm, virtual."""
 
     @property
     def hint(self) -> str | None:
-        """One line for a person about what it cannot give and what would; `None` if there is nothing to say."""
+        """A line about values that the source lacks and how to get them; `None` if it lacks none."""
 
     @property
     def rates(self) -> Mapping[str, float]:
-        """Seconds between two readings by what is read (rates.py); what is not named costs little: always read."""
+        """Seconds between two readings, by the names of `RATES`; all other values are always read."""
 
     def devices(self) -> list[Device]:
-        """What is there now; ask again to see what has come and gone."""
+        """List the devices that are there now."""
 
     def read(self, device_id: str) -> GPUReading:
-        """One look at one device."""
+        """Read one device."""
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
-        """GPU memory by pid."""
+        """Return the GPU memory of processes by pid."""
 
     def close(self) -> None:
-        """Let go of what the source holds."""
+        """Release the resources of the source."""
 
 
-# How often each thing is read, in one place, since NVML's calls take processor time in the driver.
-#
-# Seconds between two readings of a thing; 0 is at every look. `benchmarks/speed/monitor_overhead.py` prints what each
-# call takes on a machine and tries other rates (--rates activity=2,energy=5). A value that a look did not read afresh
-# is repeated, and its age is told (`GPUReading.ages`). Activity and PCIe are means since the reading before, so they
-# cover all of the time at any rate. On an H200 (driver 580) the two slow calls are that of energy, 3.6 ms of processor
-# time, and GPM's, 1.8 ms; power takes a microsecond.
+# How often each group of values is read, since NVML's calls take processor time in the driver. Seconds between two
+# readings; 0 is each time. `benchmarks/speed/monitor_overhead.py` prints the time of each call on a machine and tries
+# other rates (--rates activity=2,energy=5). A value that is not due is repeated with its age (`GPUReading.ages`).
+# Activity and PCIe are means since the previous reading, so they cover all of the time at any rate. On an H200 (driver
+# 580) the two slow calls are those for energy, 3.6 ms of processor time, and GPM, 1.8 ms; power takes a microsecond.
 RATES: Mapping[str, float] = {
-    # What placement decides by.
+    # Used by placement.
     "memory": 0.0,
     "activity": 3.0,  # GPM: GRACT, SMACT, SMOCC, DRAMA, tensor and PCIe in one call
-    # Who holds how much. When the GPU's used memory has moved since the list was read, somebody took or gave back: then
-    # the second rate holds. The first is for the rest: one that took just what another gave.
+    # Memory by process. The second rate holds if the GPU's used memory has changed since the last list. The first one
+    # finds the remaining changes: a process that allocates exactly what another frees.
     "processes": 5.0,
     "processes moving": 2.0,
-    # What people look at.
+    # For people.
     "power": 0.0,
     "energy": 30.0,
     "temperature": 10.0,
     "clocks": 10.0,
-    "utilization": 5.0,  # placement looks at it where activity is not measured
+    "utilization": 5.0,  # used by placement if activity is not measured
     "pcie": 10.0,  # from counters, on GPUs without GPM only
-    "devices": 10.0,  # what there is: MIG instances come and go, a lost GPU may come back
+    "devices": 10.0,  # MIG instances come and go, a lost GPU may come back
 }
-AT_EVERY_LOOK: Mapping[str, float] = dict.fromkeys(RATES, 0.0)  # for somebody who watches
-_EARLY = 0.95  # a look that comes this much before its time counts: looks are a little early or late
+AT_EVERY_LOOK: Mapping[str, float] = dict.fromkeys(RATES, 0.0)  # for live displays
+_EARLY = 0.95  # a reading may come this much too early, since timers are not exact
 
 
 def due(every: float, age: float | None) -> bool:
-    """Whether to read again what was read `age` seconds ago; `None` is never.
+    """Whether to read a value again that is `age` seconds old; `None`: it was never read.
 
     >>> due(0.0, 0.0), due(2.0, 1.0), due(2.0, 1.99), due(2.0, None)
     (True, False, True, True)

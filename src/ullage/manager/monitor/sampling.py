@@ -15,11 +15,11 @@ from ullage.manager.monitor.readings import FIELDS, RATES, Device, GPUReading, S
 
 
 class Window:
-    """A look at a sliding window: means and ages, field by field; `None` where nothing is known.
+    """The readings of a sliding window: means and ages by field, `None` if unknown.
 
-    `looks` are pairs of a moment and a reading, oldest first, and `now` is a moment of the same clock. Unknown values
-    are left out of a mean, and `count` tells how many are in it. A late look counts as much as one in time, and a value
-    that looks repeat counts once, in the look that read it.
+    `looks` are pairs of a time and a reading, oldest first, and `now` is a time of the same clock. A mean leaves out
+    unknown values; `count` is the number of values in it. Late readings count as much as punctual ones. A repeated
+    value counts once, in the reading that measured it.
 
     >>> readings = [GPUReading(0.0, smact=0.2), GPUReading(1.0, smact=0.6), GPUReading(2.0)]
     >>> window = Window([(reading.time, reading) for reading in readings], now=3.0)
@@ -57,7 +57,7 @@ class Window:
 
 @dataclass(frozen=True)
 class _Held:
-    """The processes of a GPU at a moment, and its used memory then."""
+    """The processes of a GPU at a time, and its used memory then."""
 
     moment: float
     used: int | None
@@ -65,16 +65,16 @@ class _Held:
 
 
 class Monitor:
-    """Samples a source at an interval over a sliding window, in a thread of its own.
+    """Samples a source at an interval over a sliding window, in its own thread.
 
         with Monitor(best_source(), interval=1.0, window=90.0) as monitor:
             ...
             monitor.window(gpu).mean("smact"), monitor.processes(gpu), monitor.host(pid)
 
-    Nothing that a source does stops it: a look that fails is counted (`failures`, `last_error`), one that comes late
-    makes the next ones keep to the interval, a GPU that does not answer is `lost` until it is listed and read again.
-    Values of a lost GPU are unknown, not the last ones. Ages are by a clock that nobody sets. CPU and RAM of processes
-    are looked at every `host_interval` seconds, for processes on the GPUs and for those that `follow` named.
+    No error of a source stops the monitor: it counts failures (`failures`, `last_error`), keeps its interval after late
+    readings, and calls a GPU that does not answer `lost` until it is listed and read again. Values of a lost GPU are
+    unknown. Ages use a monotonic clock. Every `host_interval` seconds, the monitor reads CPU and RAM of the processes
+    on the GPUs and of those passed to `follow`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Monitor:
         self._listed: float | None = None
         self._next_host = clock()
 
-    # What it knows.
+    # The latest readings.
 
     def devices(self) -> list[Device]:
         """Return all devices ever listed, cards before their MIG instances."""
@@ -151,14 +151,14 @@ class Monitor:
             return self._hosts.get(pid)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Replace the processes whose CPU and RAM are read besides those on GPUs."""
+        """Set the processes whose CPU and RAM are read in addition to those on GPUs."""
         with self._lock:
             self._followed = set(pids)
 
-    # What it does.
+    # The sampling thread.
 
     def start(self) -> "Monitor":
-        """List the devices, read them once, and go on in a thread."""
+        """List the devices, read them once, and continue in a thread."""
         if self._thread is not None:
             raise InvalidValue("the monitor runs already")
         self._list()
@@ -208,7 +208,7 @@ class Monitor:
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except Exception as error:  # whatever a driver or a library does, the next look comes
+        except Exception as error:  # whatever a driver or a library raises, the thread goes on
             with self._lock:
                 self.failures += 1
                 self.last_error = f"{type(error).__name__}: {error}"
@@ -244,7 +244,7 @@ class Monitor:
             self._held[device.id] = held
 
     def _held_now(self, device_id: str, used: int | None, moment: float) -> _Held:
-        """Return the list of processes, read again if due; that is sooner after a change of used memory."""
+        """Return the processes, read again if due; they are due sooner after a change of used memory."""
         old, rates = self._held.get(device_id), self.source.rates
         if old is not None and used is not None:
             rate = rates.get("processes" if used == old.used else "processes moving", 0.0)

@@ -1,4 +1,4 @@
-"""Which source of readings to use on this machine, and the source for virtual GPUs."""
+"""Chooses the source of readings on this machine, and reads virtual GPUs."""
 
 import os
 import time
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class VirtualSource:
-    """The virtual cards of a folder as devices, by UUID. Nothing is computed there, so only memory and processes are
+    """The virtual cards of a folder as devices, by UUID. They compute nothing, so only memory and processes are
     known."""
 
     name = "virtual"
-    rates: Mapping[str, float] = {}  # a small file is read: all of it always
+    rates: Mapping[str, float] = {}  # always read all of it: the file is small
     hint = "virtual cards: nothing is computed on them, so only memory and processes are known"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -45,7 +45,7 @@ class VirtualSource:
         return dict(self._held(device_id))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is open."""
 
     def _held(self, device_id: str) -> dict[int, int]:
         card = self._cards.get(device_id)
@@ -64,8 +64,8 @@ def best_source(
     dcgmi: str = "dcgmi",
     rates: Mapping[str, float] | None = None,
 ) -> Source:
-    """Return the best source: virtual cards of a folder if given, else NVML, with DCGM if a GPU lacks GPM. DCGM that
-    does not answer is left out. `rates` override `RATES`. Without a driver, `NoGPUSource` says what to type."""
+    """Return the best source: the virtual cards of a folder if given, else NVML, with DCGM if a GPU lacks GPM and DCGM
+    answers. `rates` override `RATES`. Without a driver, raise `NoGPUSource`, which says what to type."""
     if virtual is not None:
         return VirtualSource(virtual)
     try:

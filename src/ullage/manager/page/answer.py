@@ -1,4 +1,4 @@
-"""An estimate as cards: what the memory is for, how it goes over the run, how fast a step is, and what would help."""
+"""The cards of an estimate: memory by use and over time, the speed of a step, and advice."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from ullage.text import plain_values
 from ullage.units import GIB, format_bytes, format_duration
 
 _MARKS = {"✓": "good", "?": "doubtful", "✗": "bad"}
-_MOST_POINTS = 800  # of a curve
+_MOST_POINTS = 800  # points of a curve
 _GREY = "#7d8a93"  # readable on light and on dark
 
 
@@ -105,7 +105,7 @@ def _facts(estimate: Estimate) -> list[tuple[str, str]]:
 def _show_timeline(estimate: Estimate) -> None:
     step = max(1, len(estimate.timeline) // _MOST_POINTS)
     groups = [estimate.timeline[at : at + step] for at in range(0, len(estimate.timeline), step)]
-    highest = [max(group, key=lambda point: point[1]) for group in groups]  # a peak is never thinned away
+    highest = [max(group, key=lambda point: point[1]) for group in groups]  # thinning keeps every peak
     context = estimate.breakdown.get("context", 0)
     limit = (estimate.gpu_memory - context) / GIB
     most = max(reserved / GIB for _, _, reserved in highest)

@@ -1,5 +1,5 @@
 """The common parts of charts. Options with names that begin with a colon are our own JavaScript (static/charts.js);
-users' words are only ever values of other options."""
+users' texts are only values of other options."""
 
 import datetime
 from typing import Any

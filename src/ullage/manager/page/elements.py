@@ -1,4 +1,4 @@
-"""Small parts of pages. Whatever users wrote is only ever given to `words`, which makes text of it and never HTML."""
+"""Small parts of pages. Texts of users only go through `words`, which never turns them into HTML."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from nicegui.elements.mixins.text_element import TextElement
 from ullage.manager.page.kept_files import address_of
 from ullage.manager.page.readings import KEPT
 
-_STEP = 5.0  # seconds between two points of a curve: as often as it is sent to the browser
+_STEP = 5.0  # seconds between two points of a curve, and between its updates
 _HEIGHT = 30
 _FIELD = "outlined dense stack-label spellcheck=false autocomplete=off"
 
-Cell = str | tuple[str, str]  # a text, or the text of a link and its address
+Cell = str | tuple[str, str]  # a text, or the text and the address of a link
 
 
 def words(tag: str, text: str = "", kind: str = "") -> TextElement:
@@ -110,7 +110,7 @@ def set_prop(element: ui.element, name: str, value: Any) -> None:
 
 
 def percent_of(part: float) -> str:
-    """A width as a part of what is around it.
+    """Return a width relative to the surrounding element, as CSS.
 
     >>> percent_of(0.256), percent_of(1.5)
     ('25.60%', '100.00%')
@@ -131,14 +131,14 @@ def describe(element: ui.element, text: str) -> None:
 
 
 def curve(name: str, series: list[tuple[float, float | None]], top: float, value: str) -> dict[str, Any]:
-    """Return the figures of the last minutes as an SVG line of height `top`, with the last one in words."""
+    """Return the values of the last minutes as an SVG line of height `top`, with the last value in words."""
     about = f"{name} over the last {KEPT / 60:.0f} minutes, now {value}"
     view = f"0 0 {KEPT:.0f} {_HEIGHT}"
     return {"name": name, "value": value, "path": path_of(series, top), "box": view, "about": about}
 
 
 def path_of(series: list[tuple[float, float | None]], top: float) -> str:
-    """The line of a picture whose right edge is now: means of some seconds each, with a gap where nothing is known.
+    """Return an SVG path that ends now at the right edge: means of some seconds each, with gaps if unknown.
 
     >>> path_of([(12.0, 1.0), (7.0, 0.5), (2.0, None)], top=1.0)
     'M285 0L290 15'

@@ -1,4 +1,4 @@
-"""The page of estimates: a form for a model or a script, and the answer below it, which has a link of its own."""
+"""The page of estimates: a form for a model or a script, and below it the answer, which has its own link."""
 
 import asyncio
 import json
@@ -21,12 +21,12 @@ from ullage.manager.page.readings import DaemonReading
 from ullage.manager.page.sessions import Session
 from ullage.text import plain
 
-_LOOK = 0.5  # seconds between two looks at an estimate that is under way
-_PAUSE = 0.7  # seconds after the last change of the form, until it is estimated anew
-_MOST_NAMES = 30  # that are offered
+_LOOK = 0.5  # seconds between two checks of a running estimate
+_PAUSE = 0.7  # seconds from the last change of the form to a new estimate
+_MOST_NAMES = 30  # most suggested names
 _LARGEST_SCRIPT = 128 << 10  # bytes; a browser sends it in one message
 _SOURCES = ("torchvision", "timm", "hf")
-# GPUs that a question is asked about beside the chosen one: few of each kind, so that the table answers in time.
+# GPUs compared with the chosen one: few of each kind, so that the table does not take long.
 _OTHERS = (
     "T4",
     "L4",
@@ -44,8 +44,8 @@ _OTHERS = (
     "H200",
     "B200",
 )
-_BATCH_ARGUMENT = re.compile(r"--[\w-]*batch[-_]?size\b")  # as scripts call theirs
-# The file is read in the browser: it goes into the text field, and its name is only shown.
+_BATCH_ARGUMENT = re.compile(r"--[\w-]*batch[-_]?size\b")  # usual names in scripts
+# The browser reads the file into the text field; its name is only shown.
 _READ_FILE = (
     "async event => { const file = event.target.files[0]; if (file) "
     f"emit(file.name.slice(0, 200), file.size > {_LARGEST_SCRIPT} ? null : await file.text()); }}"
@@ -53,7 +53,7 @@ _READ_FILE = (
 
 
 class EstimateForm:
-    """The fields of a question. `changed` is called when one of them changes."""
+    """The fields of a question; it calls `changed` when one of them changes."""
 
     def __init__(self, changed: Any) -> None:
         names = [each.name for each in all_gpus() if not each.is_mig]
@@ -61,7 +61,7 @@ class EstimateForm:
         with box("div", "fields") as self._of_model:
             self.model = text_field("Model", "torchvision:resnet50", "long")
             self._offered = box("datalist")
-            self._offered.props["id"] = f"{self.model.html_id}-datalist"  # where NiceGUI's field looks for it
+            self._offered.props["id"] = f"{self.model.html_id}-datalist"  # the id that NiceGUI's field uses
             figures: dict[str, Any] = {
                 "batch_size": number_field("Batch size", value=32),
                 "sequence_length": number_field("Sequence length", "of the model"),
@@ -214,12 +214,12 @@ def _config(text: str) -> dict[str, Any]:
 
 
 class EstimatePage:
-    """Asks the form's question, follows the estimate, and shows the answer; with a number, that of an earlier one."""
+    """Requests the form's estimate, shows its progress and its answer; with a number, shows an earlier estimate."""
 
     def __init__(self, session: Session, number: str | None = None) -> None:
         use_charts()
         self._session, self._number = session, number
-        self._question: dict[str, Any] | None = None  # what the form said when an answer was asked for last
+        self._question: dict[str, Any] | None = None  # the form's content at the last request
         self._changes, self._may = 0, True
         self._is_new = number is None
         with box("div", "columns wide-right"):
@@ -236,7 +236,7 @@ class EstimatePage:
         self._stop_button.set_visibility(False)
 
     async def refresh(self, reading: DaemonReading) -> None:
-        """Update the default GPU, and whether this user may ask."""
+        """Update the default GPU, and whether this user may request estimates."""
         own = [gpu["name"] for gpu in reading.gpus if gpu["name"] in self._form.gpu.options]
         if self._is_new and self._question is None and own:
             self._is_new = False
@@ -247,7 +247,7 @@ class EstimatePage:
             self._status.set_text("Your token allows to read; to ask for an estimate, it needs the scope submit.")
 
     async def _changed(self) -> None:
-        """Estimate again after a change of the form, once there was an answer."""
+        """Estimate again after a change of the form, if a model was estimated before."""
         self._changes += 1
         change = self._changes
         await asyncio.sleep(_PAUSE)
@@ -257,7 +257,7 @@ class EstimatePage:
             if self._form.question != self._question:
                 await self._ask()
         except InvalidValue:
-            pass  # a field was emptied: it is said when it is asked for
+            pass  # a field is empty: the next click reports it
 
     async def _ask(self, **more: Any) -> None:
         if not self._may:
@@ -276,7 +276,7 @@ class EstimatePage:
                 await self._session.questions.give_up(self._number)
                 self._status.set_text("Cancelled.")
             except UllageError:
-                pass  # it is over already
+                pass  # it has already ended
             self._stop_button.set_visibility(False)
 
     def _show_status(self, answer: dict[str, Any]) -> None:
@@ -293,18 +293,18 @@ class EstimatePage:
         try:
             answer = await self._session.questions.look(str(self._number))
         except NoDaemon:
-            return  # it is asked again
+            return  # the timer tries again
         except UllageError as error:
             self._timer.deactivate()
             self._problem.set_text(plain(str(error)))
             return
         if self._question is None:
             self._fill(answer["question"])
-        if self._timer.active:  # it was not given up meanwhile
+        if self._timer.active:  # not cancelled meanwhile
             self._show_status(answer)
 
     def _fill(self, question: dict[str, Any]) -> None:
-        """Show the question, once."""
+        """Show the question in the form, once."""
         self._question = question
         if "model" in question or "script" in question:
             self._form.fill(question)

@@ -1,4 +1,4 @@
-"""What is around every page: navigation, who has signed in, and whether the daemon answers."""
+"""The frame of every page: navigation, the signed-in user, and whether the daemon answers."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ PLACES = {
     "Submit": "/submit",
     "Estimate": "/estimate",
 }
-_BACK = 5.0  # seconds for which it is said that the daemon is back
+_BACK = 5.0  # seconds to show that the daemon is back
 _FIRST = 0.5  # seconds for which a page waits for its first reading
 
 Refresh = Callable[[DaemonReading], Awaitable[None]]
@@ -61,13 +61,13 @@ class Frame:
             ui.page_title(f"{title} - Ullage")
 
     def every_reading(self, refresh: Refresh) -> None:
-        """Begin to follow the daemon, while the browser still loads the page."""
+        """Begin to update the page, while the browser is still loading it."""
         self._refresh = refresh
         background_tasks.create(self._session.reading(), name="first reading")
         ui.timer(EVERY, self._tick)
 
     async def from_the_first(self, refresh: Refresh) -> None:
-        """Follow the daemon, and send the page with the first reading in it, unless that takes long."""
+        """Update the page regularly, and send it with the first reading in it, unless that takes long."""
         first = background_tasks.create(self._session.reading(), name="first reading")
         done, _ = await asyncio.wait([first], timeout=_FIRST)
         if done and not first.result().trouble:
@@ -105,4 +105,4 @@ class Frame:
 
 
 async def _nothing(reading: DaemonReading) -> None:
-    """What a page does that shows no readings."""
+    """Do nothing, for pages that show no readings."""

@@ -1,5 +1,5 @@
-"""The checks before each request to the page: session, origin, and what a browser may load. Without a session there
-are only the form to sign in and `/health`."""
+"""The checks before each request to the page: session, origin, and content that a browser may load. Without a session,
+only the form to sign in and `/health` are served."""
 
 import html
 import secrets
@@ -25,8 +25,8 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-# NiceGUI compiles the templates of its components in the browser, which is what 'unsafe-eval' is for. Scripts inside
-# the page run only with the nonce of this answer, and handlers such as onerror="..." never do.
+# NiceGUI compiles the templates of its components in the browser, which needs 'unsafe-eval'. Scripts inside the page
+# run only with the nonce of this answer, and handlers such as onerror="..." never do.
 _POLICY = (
     "default-src 'none'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
@@ -41,7 +41,7 @@ _OWN_POLICY = (
 class PageGate:
     def __init__(self, app: ASGIApp, sessions: Sessions, port: int, say: Callable[[str], None]) -> None:
         self._app, self._sessions, self._say = KeptFiles(app), sessions, say
-        self._cookie = f"ullage_page_{port}"  # browsers keep one jar for all ports of a host
+        self._cookie = f"ullage_page_{port}"  # cookies do not distinguish the ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -66,7 +66,7 @@ class PageGate:
             await self._inside(scope, receive, send)
 
     async def _own_answer(self, request: Request, session: Session | None) -> Response | None:
-        """Return the gate's own answer, or `None` if the page answers."""
+        """Return the gate's own answer, or `None` if the page must answer."""
         method, path = request.method, request.url.path
         if method not in ("GET", "HEAD", "POST"):
             return _plain("the method must be GET or POST", 405)
@@ -117,11 +117,11 @@ class PageGate:
         return answer
 
     async def _inside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send NiceGUI's answer with our headers; an error becomes one sentence."""
+        """Send NiceGUI's answer with our headers; turn an error into one sentence."""
         nonce = secrets.token_urlsafe(16)
         start: Message | None = None
         body = b""
-        if not scope["path"].startswith("/_nicegui"):  # pages are read here, so they must not be packed
+        if not scope["path"].startswith("/_nicegui"):  # pages are changed here, so they must not be compressed
             scope["headers"] = [each for each in scope["headers"] if each[0] != b"accept-encoding"]
 
         async def checked(message: Message) -> None:
@@ -150,7 +150,7 @@ class PageGate:
                 answer.headers["Content-Security-Policy"] = _OWN_POLICY
                 await answer(scope, receive, send)
                 return
-            # What users wrote is in there with its `<` escaped, so each of these tags is NiceGUI's own.
+            # In users' texts `<` is escaped, so all these tags are NiceGUI's own.
             whole = body.replace(b"<script", f'<script nonce="{nonce}"'.encode())
             start["headers"].append((b"content-length", str(len(whole)).encode()))
             await send(start)
@@ -166,7 +166,7 @@ class PageGate:
 
 
 def same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether a request comes from a page of this server, as the browser says it.
+    """Whether a request comes from a page of this server, according to the browser.
 
     >>> same_origin({"origin": "http://gpus:8601", "host": "gpus:8601"})
     True

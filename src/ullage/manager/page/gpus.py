@@ -1,4 +1,4 @@
-"""The page of the GPUs: a card each, with what is promised, what is used, and how busy it was in the last minutes."""
+"""The page of the GPUs: a card for each, with promised and used memory, and its activity in the last minutes."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ullage.manager.page.sessions import Session
 from ullage.units import format_bytes
 
 _COLOURS = 6  # classes job-0 to job-5 of page.css
-_MOST_JOBS = 12  # that a card lists by name
+_MOST_JOBS = 12  # most jobs that a card lists by name
 _LEGEND = [
     ("used", "used"),
     ("promised", "promised"),
@@ -56,7 +56,7 @@ def _summary(reading: DaemonReading) -> str:
 
 
 def _colours(jobs: list[int]) -> list[int]:
-    """A colour for each job: by its number, so that it stays the same, but another one where that is taken.
+    """Choose a colour for each job, by its number so that it stays the same, or the next free colour.
 
     >>> _colours([1, 7, 8])
     [1, 2, 3]
@@ -69,7 +69,7 @@ def _colours(jobs: list[int]) -> list[int]:
 
 
 class GPUCard(ui.element, component="static/gpu_card.js"):
-    """The card of a GPU or MIG instance, as one element, since a server may have many."""
+    """The card of a GPU or MIG instance, as one element for speed, since a server may have many."""
 
     def __init__(self, gpu: dict[str, Any], name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The page of one job: what it runs, what it was promised and takes, its attempts, its output, and what can be done."""
+"""The page of one job: its command, promise, memory use, attempts and output, and the orders for it."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -18,10 +18,10 @@ from ullage.manager.page.sessions import Session
 from ullage.text import plain
 from ullage.units import GIB, format_bytes, parse_bytes
 
-_SHOWN = 32 << 10  # characters of the output
-_EVERY = 5.0  # seconds between two questions about the memory over time
+_SHOWN = 32 << 10  # characters of output to show
+_EVERY = 5.0  # seconds between two requests for the memory over time
 _STREAMS = {"output": "stdout", "errors": "stderr"}
-# By order: in which states it makes sense, and what to ask before; "" asks nothing.
+# By order: the states in which it makes sense, and the question before it; "" asks nothing.
 _ORDERS = {
     "cancel": (("queued", "held", "starting", "running"), "Cancel this job? If it runs, it is stopped."),
     "hold": (("queued",), ""),
@@ -175,7 +175,7 @@ class JobSheet:
         try:
             attempts = (await self._session.ask("memory", job=self._number))["attempts"]
         except UllageError:
-            return  # the next reading says what is wrong
+            return  # the next reading reports the problem
         used, promised = _lines(attempts)
         self._chart.set_visibility(bool(used))
         if used:
@@ -195,7 +195,7 @@ class JobSheet:
         await self._order(order, **more)
 
     async def _ask_for_more(self) -> None:
-        """Run it again with more memory: the daemon's proposal, or another typed size."""
+        """Requeue the job with more memory: the daemon's proposal, or a size that the user types."""
         question = f"Put this job into the queue again, with more memory?{self._without_variables}"
         typed = await _confirmed(question, "Rerun", format_bytes(self._job["more_memory"] or 0))
         if typed is not None:
@@ -224,10 +224,10 @@ class JobSheet:
 
 
 async def _confirmed(question: str, order: str, memory: str | None = None) -> str | None:
-    """Ask for confirmation of an order, and perhaps for memory. Return the typed text or the order; `None` if it was
-    dropped."""
+    """Ask for confirmation of an order, and perhaps for memory. Return the typed text or the order; `None` if the user
+    cancels."""
     dialog = ui.dialog()
-    dialog.on("hide", dialog.delete)  # who has the keyboard is where they were before
+    dialog.on("hide", dialog.delete)  # returns the keyboard focus to where it was
     with dialog, box("div", "card question"):
         words("p", question)
         if memory is not None:
@@ -251,7 +251,7 @@ def _attempt(attempt: dict[str, Any], names: dict[str, str]) -> str:
 
 
 def _lines(attempts: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
-    """What attempts held and what they were promised: points of milliseconds and GiB, with a gap after each attempt.
+    """Return used and promised memory as points of milliseconds and GiB, with a gap after each attempt.
 
     >>> used, promised = _lines([{"begin": 0.0, "step": 2.0, "values": [1 << 30, None], "promise": 2 << 30}])
     >>> [value for _, value in used], [value for _, value in promised]
@@ -275,21 +275,21 @@ class LogTail:
     def __init__(self, ask: Callable[..., Awaitable[Any]], job: int, stream: str) -> None:
         self._ask, self._job, self._stream = ask, job, stream
         self._attempt: int | None = None
-        self._offset: int | None = None  # unknown: begin with the end
+        self._offset: int | None = None  # None: start at the end
         self._raw = ""
         self.note = ""
 
     @property
     def text(self) -> str:
-        """Return the text to show: overwritten lines in their last state, without control characters."""
+        """Return the text to show, with the last state of overwritten lines and without control characters."""
         return "\n".join(plain(line.rstrip("\r").rpartition("\r")[2]) for line in self._raw.split("\n"))
 
     async def more(self) -> bool:
-        """Read new output; return whether there was some."""
+        """Read new output; return whether there was any."""
         where = {"tail": _SHOWN} if self._offset is None else {"offset": self._offset}
         piece = await self._ask("logs", job=self._job, stream=self._stream, **where)
         if self._offset is not None and piece["attempt"] != self._attempt:
-            self._raw, self._offset = "", None  # a new attempt begins a new file
+            self._raw, self._offset = "", None  # each attempt has its own file
             return await self.more()
         cut = self._offset is None and len(piece["text"]) >= _SHOWN // 2 and piece["offset"] > _SHOWN
         self._attempt, self._offset = piece["attempt"], piece["offset"]

@@ -1,9 +1,9 @@
-"""NiceGUI's files, packed once. A browser asks for two dozen of them, and packing the largest takes 0.1 s each time."""
+"""Caches NiceGUI's files compressed. A browser requests two dozen of them; compressing the largest takes 0.1 s."""
 
 import nicegui
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_FILES = f"/_nicegui/{nicegui.__version__}/"  # what is below it stays the same as long as this process lives
+_FILES = f"/_nicegui/{nicegui.__version__}/"  # files below it never change while this process lives
 
 
 class KeptFiles:

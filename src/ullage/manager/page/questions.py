@@ -1,4 +1,4 @@
-"""Sends questions for an estimate to the daemon, or without one, answers them in processes of the page's own user.
+"""Sends requests for estimates to the daemon or, without one, answers them in processes of the page's own user.
 
 Both store answers with the same keys: `id`, `state`, `question`, `reason`, `estimates` and `advice`.
 """
@@ -23,13 +23,13 @@ from ullage.manager.settings import EstimateSettings
 
 Answer = dict[str, Any]
 
-HERE = "here-"  # what the id of an answer begins with that is kept here
+HERE = "here-"  # prefix of the ids of answers stored here
 _ID = re.compile(r"here-[0-9a-f]{32}")
 _MOST_OPEN = 20
 
 
 class SessionQuestions:
-    """The questions of one session. `here` answers them if no daemon does."""
+    """The estimate requests of one session. `here` answers them without a daemon."""
 
     def __init__(self, ask: Callable[..., Awaitable[Any]], here: "OwnEstimates | None") -> None:
         self._ask, self._here = ask, here
@@ -75,7 +75,7 @@ class OwnEstimates:
         answer: Answer = {"id": f"{HERE}{secrets.token_hex(16)}", "state": "waiting", "asked": time.time()}
         answer |= {"answered": None, "question": question | {"gpu": gpus}, "reason": None}
         answer |= {"estimates": [], "advice": None}
-        env = {name: value for name, value in os.environ.items() if name != "PATH"}  # Python is Ullage's own
+        env = {name: value for name, value in os.environ.items() if name != "PATH"}  # use Ullage's own Python
         spec = spec.model_copy(update={"gpu": gpus, "env": env})
         self._open[answer["id"]] = answer
         self._estimates.want(answer["id"], request_of(spec, os.getuid(), os.getgid()))

@@ -1,4 +1,4 @@
-"""The page of the queue: jobs that wait, run, are tried again or are over, in a grid to sort and to filter."""
+"""The page of the queue: waiting, running and finished jobs in a grid, which users can sort and filter."""
 
 import json
 from typing import Any
@@ -13,9 +13,9 @@ from ullage.manager.page.readings import FIRST_ROWS, DaemonReading
 from ullage.manager.page.sessions import Session
 
 GROUPS = ("all", "waiting", "running", "recovering", "over")
-_CLOCK = 5.0  # seconds after which times are shown anew
+_CLOCK = 5.0  # seconds between two updates of the shown times
 
-# What the grid does in the browser: these texts are ours, and values reach the page as text only.
+# JavaScript for the grid: these texts are ours, and values reach the page only as text.
 _GIB = "p => p.value == null ? '' : (p.value / 2 ** 30).toFixed(1) + ' GiB'"
 _LINK = (
     "p => { const a = document.createElement('a'); a.href = '/job/' + Number(p.data.id); "
@@ -31,12 +31,12 @@ _READY = (
     "emitEvent('job_grid_ready'); }"
 )
 _ASK = "if (document.querySelector('.grid .ag-row, .grid .ag-overlay')) emitEvent('job_grid_ready');"  # it may be lost
-_IN_ORDER = (  # the queue's own order, unless somebody sorts by a column
+_IN_ORDER = (  # the order of the queue, unless the user sorts by a column
     "p => { const place = row => window.jobOrder?.get(row.id) ?? Infinity; "
     "if (!p.api.getColumnState().some(column => column.sort)) "
     "p.nodes.sort((a, b) => place(a) < place(b) ? -1 : place(a) > place(b) ? 1 : 0); }"
 )
-_NARROW = (  # on a phone: what there is room for
+_NARROW = (  # the columns that fit on a phone
     "e => { const wide = e.clientWidth > 700; "
     "e.api.setColumnsVisible(['state', 'user', 'where', 'promise', 'used', 'time'], wide); "
     "e.api.applyColumnState({state: wide ? "
@@ -91,7 +91,7 @@ async def show_queue(session: Session) -> None:
             over = group.value in ("all", "over") and reading.first is None
             finished = await session.readings.finished() if over else []
         except UllageError:
-            finished = []  # the next reading says what is wrong
+            finished = []  # the next reading reports the problem
         grid.show([row for row in rows_of(reading, finished) if group.value in ("all", row["group"])])
         more = reading.all_rows - len(reading.rows) if reading.first is None else 0
         counts = ", ".join(f"{number:,} {state}" for state, number in reading.states.items()) or "no jobs wait or run"
@@ -108,7 +108,7 @@ async def show_queue(session: Session) -> None:
 
 
 class JobGrid:
-    """Jobs in AG Grid, which receives only changes."""
+    """The jobs in an AG Grid; only changes are sent to it."""
 
     def __init__(self) -> None:
         self._place = box("div", "grid")

@@ -1,7 +1,7 @@
-"""The daemon's last answers, and figures of the last minutes.
+"""The daemon's last answers, and values of the last minutes.
 
-A page asks for a reading every second. A recent one is shared by all sessions of a user with the same rights;
-otherwise one question goes to the daemon. While no page is open, nothing is asked.
+A page requests a reading every second. All sessions of a user with the same rights share a recent one; otherwise one of
+them asks the daemon. Nothing asks it while no page is open.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from typing import Any, Protocol, TypeVar
 from ullage.errors import NotAllowed, UllageError
 
 EVERY = 1.0  # seconds between two readings
-_REST, _OLD = 20.0, 10.0  # the whole queue again: after so many times as long as it took; after so many seconds at most
-_TRACE_EVERY = 5.0  # seconds between two questions for all that was there
-KEPT = 300.0  # seconds of which figures are kept
-MOST_ROWS, FINISHED = 5000, 500  # rows of the queue, and jobs that are over, that are shown
-FIRST_ROWS = 100  # more than a screen has: the others follow
-_MOST_KEPT = 50  # answers
+_REST, _OLD = 20.0, 10.0  # pause before the whole queue is read again: a multiple of the time it took, at most seconds
+_TRACE_EVERY = 5.0  # least seconds between two requests for a trace
+KEPT = 300.0  # seconds for which values are kept
+MOST_ROWS, FINISHED = 5000, 500  # most rows of the queue, and most finished jobs, to show
+FIRST_ROWS = 100  # more than fit on a screen; the others follow
+_MOST_KEPT = 50  # cached answers
 
 Answer = dict[str, Any]
 Found = TypeVar("Found")
@@ -29,16 +29,16 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class DaemonReading:
-    """The daemon's answers at a time; with `trouble`, the reason of a failure, they are older ones."""
+    """The daemon's answers at a time. If `trouble` has the reason of a failure, the answers are older."""
 
     about: Answer = field(default_factory=dict)
     gpus: list[Answer] = field(default_factory=list)
     rows: list[Answer] = field(default_factory=list)
     all_rows: int = 0
-    first: int | None = None  # only so many rows of the queue are there yet, and then those of jobs that run
+    first: int | None = None  # only this many rows of the queue are known yet, and running jobs
     states: dict[str, int] = field(default_factory=dict)
     trouble: str | None = "asks the daemon"
-    since: float = 0.0  # since when there is trouble, or none
+    since: float = 0.0  # when the present state, with or without trouble, began
 
     @cached_property
     def places(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class DaemonReading:
 
 
 def place_names(gpus: list[Answer]) -> dict[str, str]:
-    """What GPUs are called, by their ids: by their index, and MIG instances as NVIDIA's tools do, GPU:INSTANCE.
+    """Return the names of GPUs by id: their index or, for MIG instances as in NVIDIA's tools, GPU:INSTANCE.
 
     >>> whole, part = {"id": "a", "index": 0, "mig": False}, {"id": "b", "index": 1, "mig": True}
     >>> place_names([whole, part, part | {"id": "c"}])
@@ -76,18 +76,18 @@ class Asker(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether its token is worth nothing any more."""
+        """Whether its token is no longer valid."""
 
     @property
     def busy(self) -> bool:
-        """Whether it waits for an answer."""
+        """Whether it is waiting for an answer."""
 
     async def ask(self, verb: str, **arguments: Any) -> Any:
-        """What the daemon answers to it."""
+        """Send an order to the daemon and return the answer."""
 
 
 class SharedReadings:
-    """Readings by user and rights, as the daemon reports them for each session's own token."""
+    """Readings by user and rights, which the daemon reports for each session's own token."""
 
     def __init__(self) -> None:
         self._readings: dict[Hashable, Readings] = {}
@@ -101,20 +101,20 @@ class SharedReadings:
 
 
 class Readings:
-    """The readings of sessions with the same rights; any of them asks for all."""
+    """The readings of sessions with the same rights; any of them asks the daemon on behalf of all."""
 
     def __init__(self, session: Asker) -> None:
         self._sessions = [session]
         self._last, self._next = DaemonReading(), 0.0
-        # The whole queue: its last event, and when it is asked for again, if something has happened or not.
+        # The last event in the whole queue, and its next reading times, with and without new events.
         self._whole_at, self._whole_next, self._whole_old = -1, 0.0, 0.0
-        self._open: dict[Hashable, asyncio.Future[Any]] = {}  # questions without an answer yet
+        self._open: dict[Hashable, asyncio.Future[Any]] = {}  # requests without an answer yet
         self._figures: dict[tuple[str, str], deque[tuple[float, float | None]]] = defaultdict(deque)
-        self._answers: dict[Hashable, tuple[float, Any]] = {}  # answers, and until when each holds
+        self._answers: dict[Hashable, tuple[float, Any]] = {}  # cached answers and the ends of their validity
 
     @property
     def wanted(self) -> bool:
-        """Whether a session is left that may see them."""
+        """Whether any session can still use these readings."""
         return any(not each.over for each in self._sessions)
 
     def share(self, session: Asker) -> None:
@@ -124,13 +124,13 @@ class Readings:
         self._sessions = [each for each in self._sessions if each is not session]
 
     async def latest(self) -> DaemonReading:
-        """Return the last reading, or a new one if that is old. Errors are in the reading."""
+        """Return the last reading, or a new one if it is old. Errors are in the reading."""
         if time.monotonic() >= self._next:
             await self._once("reading", self._read)
         return self._last
 
     async def finished(self) -> list[Answer]:
-        """Return the last finished jobs, again after each event."""
+        """Return the last finished jobs, read again after each event."""
         question = "finished", int(self._last.about.get("last_event", -1))
         jobs: list[Answer] = await self._lasting(question, lambda took: inf, "history", limit=FINISHED, user=None)
         return jobs
@@ -149,7 +149,7 @@ class Readings:
         return trace
 
     async def _lasting(self, question: Hashable, lasts: Callable[[float], float], verb: str, **arguments: Any) -> Any:
-        """Return an answer that is cached for a time that depends on its duration."""
+        """Return an answer, cached for a time that depends on how long it took."""
 
         async def ask() -> Any:
             began = time.monotonic()
@@ -169,7 +169,7 @@ class Readings:
         self._next = self._whole_next = 0.0
 
     def series(self, kind: str, name: str) -> list[tuple[float, float | None]]:
-        """Return the figures of the last minutes, each with its age in seconds."""
+        """Return the values of the last minutes, each with its age in seconds."""
         now = time.monotonic()
         return [(now - at, value) for at, value in self._figures.get((kind, name), ())]
 
@@ -179,7 +179,7 @@ class Readings:
             def done(future: asyncio.Future[Any]) -> None:
                 del self._open[question]
                 if not future.cancelled():
-                    future.exception()  # seen: those who waited may have left
+                    future.exception()  # mark it as retrieved, since nobody may be waiting any more
 
             self._open[question] = asyncio.ensure_future(ask())
             self._open[question].add_done_callback(done)
@@ -189,7 +189,7 @@ class Readings:
         return answer
 
     async def _ask(self, verb: str, **arguments: Any) -> Any:
-        """Ask by an idle session, if there is one."""
+        """Ask the daemon through an idle session, or through any if none is idle."""
         while True:
             there = [each for each in self._sessions if not each.over]
             if not there:
@@ -221,7 +221,7 @@ class Readings:
             self._next = time.monotonic() + EVERY * 0.8
 
     async def _queue(self, about: Answer) -> Answer:
-        """Return the queue. All of it is asked for after events only, and not too often."""
+        """Return the queue. All of it is read again only after events, and not too often."""
         began, before = time.monotonic(), self._last
         if not before.about:
             return await self._first_rows(about)
@@ -238,7 +238,7 @@ class Readings:
         return queue | {"rows": [live.get(row["id"], row) for row in before.rows]}
 
     async def _first_rows(self, about: Answer) -> Answer:
-        """Return the first rows and running jobs; the next reading has all of a long queue."""
+        """Return the first rows and running jobs of a long queue; the next reading has all of it."""
         queue: Answer = await self._ask("folded_queue", user=None, limit=FIRST_ROWS, offset=0, live=False)
         if queue["all_rows"] <= FIRST_ROWS:
             self._whole_at, self._whole_old = about["last_event"], time.monotonic() + _OLD

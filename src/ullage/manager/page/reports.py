@@ -1,4 +1,4 @@
-"""The page of the reports: what jobs took, by user, day, name and GPU, as a table, a chart and files."""
+"""The page of reports: the resources that jobs used by user, day, name and GPU, as a table, a chart and files."""
 
 import json
 import time
@@ -18,9 +18,9 @@ from ullage.units import format_duration, format_moment
 
 _BY = ("user and day", "user", "day", "GPU", "day and GPU", "name", "user and name")
 _SINCE = {"last day": "1d", "last 7 days": "7d", "last 30 days": "30d", "last 90 days": "90d", "last year": "365d"}
-_EVERY = 60.0  # seconds until it is asked for again
+_EVERY = 60.0  # seconds between two requests
 _MOST_ROWS, _MOST_BARS = 1000, 60
-# What can be drawn: the figures of a row, what each is called, what they are divided by, and the unit.
+# The charts: figures of a row with their labels, a divisor, and the unit.
 _PICTURES: dict[str, tuple[dict[str, str], float, str]] = {
     "GPU hours": ({"gpu_hours": "GPU hours"}, 1.0, "h"),
     "memory": ({"promised": "promised", "used": "used"}, float(1 << 30), "GiB"),
@@ -31,7 +31,7 @@ _ABOUT = (
     "“by part” counts each GPU by the part of its memory that was promised. “promised” and “used” are means over time, "
     "of jobs whose use was seen. “waited” is the median, and what 90 % did not exceed."
 )
-_STACKED = ("GPU hours", "energy")  # what adds up
+_STACKED = ("GPU hours", "energy")  # figures that add up
 
 
 class ReportSheet:

@@ -1,4 +1,4 @@
-"""The page's server: NiceGUI behind the gate, in a process of its own, and which page is where."""
+"""The page's server: NiceGUI behind the gate, in its own process, with the addresses of the pages."""
 
 import logging
 import socket
@@ -44,7 +44,7 @@ _PLACES: dict[str, Callable[[Session], Awaitable[None] | None]] = {
 def serve_page(
     door: socket.socket, sessions: Sessions, say: Callable[[str], None], ready: Callable[[str], None]
 ) -> None:
-    """Serve the page on a listening socket until a signal comes. `ready` gets its address."""
+    """Serve the page on a listening socket until a signal arrives. Pass its address to `ready`."""
     with door:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         _add_pages(app, say)
@@ -77,7 +77,7 @@ class _PageServer(uvicorn.Server):
 
 
 def _add_pages(app: FastAPI, say: Callable[[str], None]) -> None:
-    """Put NiceGUI and the pages into an app. The gate passes only requests with a session."""
+    """Add NiceGUI and the pages to an app. The gate lets only requests with a session through."""
     for path, show in _PLACES.items():
         _add_page(path, show)
 

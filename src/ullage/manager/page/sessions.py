@@ -1,4 +1,4 @@
-"""Who has signed in: a session is a random number in a cookie and, only in this process's memory, a token."""
+"""The signed-in users: a session is a random number in a cookie and, only in this process's memory, a token."""
 
 import asyncio
 import contextlib
@@ -21,18 +21,18 @@ from ullage.manager.page.questions import OwnEstimates, SessionQuestions
 from ullage.manager.page.readings import DaemonReading, Readings, SharedReadings
 from ullage.text import plain_values
 
-CODE_LASTS = 600.0  # seconds in which a link can be used, once
-LONGEST_IDLE = 1800.0  # seconds after which a session ends of which no page is open
+CODE_LASTS = 600.0  # seconds during which a link works, once
+LONGEST_IDLE = 1800.0  # seconds after which a session without an open page ends
 MOST_SESSIONS = 1000
-_CHECK = 3.0  # seconds after which a session's own token is tried again
+_CHECK = 3.0  # seconds between two checks of a session's own token
 _TIMEOUT = 10.0  # seconds that the daemon may take to answer
-_WINDOW, _EACH, _ALL = 60.0, 10, 200  # failures to sign in within so many seconds: from one address, from everywhere
-_AS_IT_IS = ("logs", "estimate", "estimated")  # answers with lines of text in them
+_WINDOW, _EACH, _ALL = 60.0, 10, 200  # window in seconds, and failures in it: of one address, of all
+_AS_IT_IS = ("logs", "estimate", "estimated")  # orders whose answers contain lines of text
 _WHO = "that is no token of this daemon; `ullage admin token create` prints one"
 
 
 MakeToken = Callable[[], tuple[str, Callable[[], None]]]
-"""Makes a token for the user of this process, with what revokes it."""
+"""Makes a token for the user of this process; returns it with a function that revokes it."""
 
 
 class Session:
@@ -54,12 +54,12 @@ class Session:
 
     @property
     def token(self) -> str:
-        """Return its token for the daemon; empty once it has ended."""
+        """Return the token for the daemon; empty after the end of the session."""
         return self._token
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: by signing out, by time, or by an invalid token."""
+        """Whether the session has ended by signing out, by time, or by an invalid token."""
         now = self._clock()
         return self._over or now > self._ends or now > self._seen + LONGEST_IDLE
 
@@ -78,13 +78,13 @@ class Session:
             forget()
 
     async def check(self) -> None:
-        """Ask the daemon, by this session's own token, for its user, whose readings it then shares."""
+        """Ask the daemon for the user of this session's own token, and share that user's readings."""
         about = await self.ask("ping")
         self._checked = time.monotonic()
         self._show(self._shared.of(self, about))
 
     async def reading(self) -> DaemonReading:
-        """Return the last reading, of any session with the same user; this one's own token is checked first."""
+        """Check this session's own token, and return the last reading of any session of the same user."""
         async with self._checking:
             if self.over or time.monotonic() > self._checked + _CHECK:
                 try:
@@ -92,7 +92,7 @@ class Session:
                 except NotAllowed:
                     self._show(Readings(self))
                 except UllageError:
-                    pass  # the reading says that the daemon does not answer
+                    pass  # the reading reports that the daemon does not answer
         return await self.readings.latest()
 
     def _show(self, readings: Readings) -> None:
@@ -121,17 +121,17 @@ class Session:
             answer = self._client.call(verb, **arguments)
             return answer if verb in _AS_IT_IS else plain_values(answer)
         except NoDaemon:
-            self._client = None  # the next daemon may have another address
+            self._client = None  # a new daemon may have another address
             raise
 
 
 def _nothing() -> None:
-    """What is to be done for a token of somebody's own when the session ends."""
+    """Do nothing: users' own tokens outlive the session."""
 
 
 class Sessions:
-    """Signs users in. `url` returns the API's address; `make_token` makes a token for the user of this process, whom
-    `here` gives estimates without a daemon; `store` keeps sessions for the next process."""
+    """Signs users in. `url` returns the API's address; `make_token` makes a token for the user of this process; `here`
+    makes estimates for that user without a daemon; `store` keeps sessions for the next process."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class Sessions:
         self._failures: dict[str, deque[float]] = defaultdict(deque)
 
     def new_code(self, first: str = "/") -> str:
-        """Return a code for a link that signs in once, for some minutes, as the user of this process, and shows the
-        page `first`."""
+        """Return the code of a link that, once and within some minutes, signs in as the user of this process and shows
+        the page `first`."""
         code = secrets.token_urlsafe(24)
         self._codes[code] = self.clock() + CODE_LASTS, first
         return code
@@ -166,7 +166,7 @@ class Sessions:
         return self._sessions.get(number or "")
 
     async def sign_in(self, address: str, token: str = "", code: str = "") -> Session:
-        """Open a session for a token or for the code of a link; otherwise raise `NotAllowed`."""
+        """Open a session for a token or for the code of a link; raise `NotAllowed` if it is invalid."""
         self._check_rate(address)
         try:
             session = await (self._by_code(code) if code else self._by_token(token.strip()))
@@ -206,7 +206,7 @@ class Sessions:
             await session.check()
         except NoDaemon:
             if self.here is None:
-                self._codes[code] = until, first  # it did not work, so it was not used
+                self._codes[code] = until, first  # the link was not used up
                 raise
             session.first = first if first != "/" else "/estimate"
         except UllageError:
@@ -241,7 +241,7 @@ class Sessions:
 
 
 class TooManyTries(UllageError):
-    """Somebody failed to sign in too often."""
+    """Too many failures to sign in."""
 
 
 _LARGEST = 4096  # bytes
@@ -256,7 +256,7 @@ class KeptSession(NamedTuple):
 
 
 class KeptSessions:
-    """The sessions in a folder, by their numbers. `of` names the daemon, since a token must not reach another one.
+    """The sessions in a folder, by their numbers. `of` names the daemon, since no other may get its tokens.
 
     >>> import tempfile
     >>> kept = KeptSessions(Path(tempfile.mkdtemp()))
@@ -272,11 +272,11 @@ class KeptSessions:
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for file in folder.iterdir():
-                if file.stat().st_mtime < time.time():  # the time of a file is when its session ends
+                if file.stat().st_mtime < time.time():  # the time of a file is the end of its session
                     file.unlink()
 
     def keep(self, number: str, token: str, ends: float, own: bool) -> None:
-        """Store a session; if that fails, it ends with this process."""
+        """Store a session. If that fails, the session ends with this process."""
         sealed = _mixed(number, json.dumps([token, ends, own]).encode())
         file = self._file(number)
         with contextlib.suppress(OSError):

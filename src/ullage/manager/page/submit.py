@@ -1,4 +1,4 @@
-"""The page to submit a job, and to see before it what would become of it and of the jobs of others."""
+"""The page to submit a job, which first shows where it would start and how it would affect other jobs."""
 
 import asyncio
 import secrets
@@ -27,7 +27,7 @@ from ullage.manager.page.sessions import Session
 from ullage.text import plain
 from ullage.units import format_bytes
 
-_LOOK = 0.5  # seconds between two looks at an estimate that is under way
+_LOOK = 0.5  # seconds between two checks of a running estimate
 
 
 class JobForm:
@@ -92,7 +92,7 @@ class SubmitPage:
             self._status.set_text("Your token allows to read; to submit a job, it needs the scope submit.")
 
     async def _submit(self) -> None:
-        """Submit the job. Until an answer comes, the same key makes one job of repeated tries."""
+        """Submit the job. Until an answer comes, repeated tries have the same key and make only one job."""
         if not self._may:
             return
         try:

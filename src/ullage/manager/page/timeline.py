@@ -1,4 +1,4 @@
-"""The page of the timeline: jobs on GPUs over time, and figures of a span as a simulation computes them."""
+"""The timeline: jobs on GPUs over time, and figures of a time span, computed as for a simulation."""
 
 import asyncio
 import datetime
@@ -31,8 +31,8 @@ LASTS = {
 }
 _MOVES = {"Earlier": (-1, -1), "Later": (1, 1), "Closer": (1, -1), "Wider": (-2, 2)}  # of both ends, in quarters
 _HEADS = ("Job", "User", "GPU", "Begin", "Lasted", "Attempt", "Ended")
-_EVERY, _REST = 5.0, 20.0  # seconds between two questions, and times as long as an answer took
-_MOST_BARS, _MOST_ROWS, _MOST_LISTED = 5000, 400, 100  # that are drawn, and attempts in the table
+_EVERY, _REST = 5.0, 20.0  # least seconds between two requests, and least multiple of the time an answer took
+_MOST_BARS, _MOST_ROWS, _MOST_LISTED = 5000, 400, 100  # drawn bars and rows, and listed attempts
 _FINE = frozenset({"finished", "cancelled", "requeued", "time slot ended", RUNNING})
 _SHOWN = ("total", "waiting", "running", "completion", "smact", "memory", "energy", "ooms", "lost")
 _NAMES = {"total": "Makespan", "smact": "SM activity", "ooms": "Out of memory", "lost": "GPU lost"}
@@ -49,7 +49,7 @@ class TimelineRun:
     last: float
     gpus: list[str]
     notes: list[str]
-    names: dict[int, str]  # of jobs that are not called by their numbers
+    names: dict[int, str]  # of jobs that are not shown by number
 
     def name(self, job: SimulatedJob) -> str:
         return self.names.get(job.id, str(job.id))
@@ -65,13 +65,13 @@ class TimelineRun:
 
 
 class Timeline:
-    """The parts of the page, and the selected span of time."""
+    """The parts of the page, and the selected time span."""
 
     def __init__(self, session: Session) -> None:
         use_charts()
         self._session = session
         self._shown: TimelineRun | None = None
-        self._span: tuple[float, float] | None = None  # none is chosen: all of it
+        self._span: tuple[float, float] | None = None  # None: all of the time
         self._next, self._chosen_runs = 0.0, 0
         self._listed: list[list[Cell]] = []
         self._last = choice("When", list(LASTS), "last 6 hours", "pick")
@@ -98,7 +98,7 @@ class Timeline:
         self._last.on_value_change(self._chosen)
 
     async def refresh(self, reading: DaemonReading) -> None:
-        """Draw the daemon's jobs again, if they may have changed."""
+        """Redraw the daemon's jobs, if they may have changed."""
         if time.monotonic() < self._next or reading.trouble:
             return
         began, last = time.monotonic(), self._last.value
@@ -138,7 +138,7 @@ class Timeline:
         self._chart.run_chart_method("setOption", data | {"series": [{"data": ground}, {"data": bars}]})
         self._chart.run_chart_method("resize")
         cursor = {"type": "takeGlobalCursor", "key": "dataZoomSelect", "dataZoomSelectActive": True}
-        self._chart.run_chart_method("dispatchAction", cursor)  # dragging chooses
+        self._chart.run_chart_method("dispatchAction", cursor)  # dragging selects a span
         self._show_zoom()
         self._show_span()
 
@@ -157,7 +157,7 @@ class Timeline:
             self._chart.run_chart_method("dispatchAction", {"type": "dataZoom", "startValue": begin, "endValue": end})
 
     def _zoomed(self, event: events.GenericEventArguments) -> None:
-        """Take over a span selected by mouse, unless that was on an earlier chart."""
+        """Apply a span selected with the mouse, unless the chart has been replaced."""
         if self._shown is None or event.args.get("run") != str(self._chosen_runs):
             return
         try:
@@ -192,7 +192,7 @@ class Timeline:
             return
         begin, end = self._now_shown
         left, right = (quarters * (end - begin) / 4 for quarters in _MOVES[how])
-        if left == right:  # it moves, and stays as long as it is
+        if left == right:  # move the span without changing its length
             left = right = max(first - begin, min(left, last - end))
         self._choose(begin + left, end + right)
 
@@ -240,7 +240,7 @@ class Timeline:
             shown.append((kind, [link, job.user, gpus, *times, str(number), attempt.cause]))
         more = f" The last {_MOST_LISTED} of them:" if len(inside) > _MOST_LISTED else ""
         self._rows_note.set_text(f"{len(inside):,} attempts.{more}")
-        listed = [cells[:4] + cells[5:] for _, cells in shown]  # how long each lasted changes while it runs
+        listed = [cells[:4] + cells[5:] for _, cells in shown]  # without the duration, which changes while a job runs
         if listed != self._listed:
             self._listed = listed
             self._table.clear()

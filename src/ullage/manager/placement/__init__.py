@@ -1,4 +1,4 @@
-"""Where a job goes: snapshots of GPUs and jobs, the ledger of promised memory, and the policies that choose.
+"""Placement of jobs on GPUs: snapshots of GPUs and jobs, the ledger of promised memory, and the policies.
 
 Pure functions and values: no input or output, no clock, no PyTorch. The manager and the simulator both call them.
 Read `plan.py` first: a pass over the queue, from top to bottom.

@@ -1,4 +1,4 @@
-"""A pass from snapshots of GPUs and jobs: who goes where now, and why the others wait."""
+"""Runs a pass on snapshots of GPUs and jobs: decides which jobs start where, and why the others wait."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,10 @@ def decide(
     usage: Mapping[str, float] | None = None,
     name: JobName = str,
 ) -> PassOutcome:
-    """Decide who goes where now. Nothing changes: write each `Decision` down with `ledger.accept(decision)`.
+    """Decide which jobs start where. The ledger is unchanged: record each `Decision` with `ledger.accept(decision)`.
 
-    `usage` is the recent usage of each user in GPU-seconds, for the fair order. `slots` is the newest snapshot, which
-    also counts for the ledger. A running job that the ledger does not know is counted with its promise. `name` is how
-    reasons call a job.
+    `usage` is the recent usage of each user in GPU-seconds, for the fair order. `slots` is the newest snapshot; the
+    ledger also uses it. A running job that is not in the ledger counts with its promise. `name` names jobs in reasons.
 
     >>> from ullage.manager.placement import Activity
     >>> slot = Slot("GPU-1", 0, "A100-40GB", total=40 << 30, used=0, activity=Activity(smact=0.1))

@@ -1,4 +1,4 @@
-"""The order of the queue: priority, recovery, fair share, arrival; and what users have used of late."""
+"""The order of the queue: priority, recovery, fair share, arrival; and the recent usage of users."""
 
 import math
 from collections import Counter, defaultdict
@@ -11,8 +11,8 @@ from ullage.manager.placement.snapshot import Job
 
 _ID, _SUBMITTED, _USER = attrgetter("id"), attrgetter("submitted"), attrgetter("user")
 _KIND = attrgetter("recovery", "priority")
-_LEAST_PART = 1 / 16  # of a GPU, that any job counts for: each takes its turn
-_USUAL_SPEED = 0.5  # of its speed alone, that a job may be left with before it keeps others away
+_LEAST_PART = 1 / 16  # of a GPU: the least that a job counts for in fair shares
+_USUAL_SPEED = 0.5  # share of its speed alone; a job that asks for more keeps others away
 
 
 def came(job: Job) -> float:
@@ -21,7 +21,7 @@ def came(job: Job) -> float:
 
 
 def waited(job: Job, now: float) -> float:
-    """Return how long a job has been in the queue since then."""
+    """Return how long a job has been in the queue since it last came into it."""
     return now - came(job)
 
 
@@ -31,21 +31,21 @@ def effective_priority(job: Job, rules: Rules, now: float) -> int:
 
 
 def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str, float] | None = None) -> list[Job]:
-    """Jobs in the order in which they may choose: by priority, then recovery first, fair share and arrival.
+    """Return jobs in the order in which they are placed: by priority, then recovery first, fair share and arrival.
 
-    Fair share: every user has an account that starts at his recent `usage` (GPU-seconds). His jobs, in his own
-    order, each stand at the account's level divided by his share, and raise it by `rules.turn` for each GPU, or for the
-    `part` of it that the job will hold. So users with equal shares alternate, eight jobs that share a GPU are one turn,
-    one with twice the share has two turns, and one who used much lately comes later.
+    Fair share: every user has an account that starts at the user's recent `usage` (GPU-seconds). Each of the user's
+    jobs, in order, gets the level of the account divided by the user's share, and raises the account by `rules.turn`
+    for each GPU, or for the `part` of it that the job will hold. So users with equal shares alternate, eight jobs that
+    share a GPU are one turn, a user with twice the share has two turns, and one with much recent use comes later.
     """
     if len(jobs) < 2:
         return list(jobs)
     queue = sorted(jobs, key=_ID)
     queue.sort(key=_SUBMITTED)
-    # The queue is sorted by arrival, so its first job tells whether any can have aged: most often none has.
+    # The queue is sorted by arrival: if its first job has not aged, which is the usual case, none has.
     aged = rules.ageing is not None and now - queue[0].submitted >= rules.ageing
     classes: dict[tuple[int, bool], list[Job]] = defaultdict(list)
-    if not aged and len(set(map(_KIND, queue))) == 1:  # as most queues are; thousands of jobs need not be asked twice
+    if not aged and len(set(map(_KIND, queue))) == 1:  # usual, and fast for thousands of jobs
         classes[0, False] = queue
     else:
         for job in queue:
@@ -61,14 +61,14 @@ def fair_order(jobs: Sequence[Job], rules: Rules, now: float, usage: Mapping[str
 def _taking_turns(queue: list[Job], accounts: dict[str, float], turn: float) -> list[Job]:
     """Sort one class of the queue by the level of each job, equal levels by arrival."""
     users = set(map(_USER, queue))
-    if len(users) == 1:  # his own order is that of the queue
+    if len(users) == 1:  # a single user needs no turns
         user = users.pop()
         accounts[user] = accounts.get(user, 0.0) + turn * sum([(job.gpus or 1) * job.part for job in queue])
         return queue
     levels = []
     for job in queue:
         account = accounts.get(job.user, 0.0)
-        accounts[job.user] = account + turn * (job.gpus or 1) * job.part  # one without a GPU has a turn too
+        accounts[job.user] = account + turn * (job.gpus or 1) * job.part  # jobs without a GPU take turns, too
         levels.append(account / job.share)
     return [queue[number] for number in sorted(range(len(queue)), key=levels.__getitem__)]
 
@@ -80,14 +80,14 @@ def in_order(
     now: float,
     usage: Mapping[str, float] | None,
 ) -> list[Job]:
-    """Return jobs in the fair order; at the end those whose array is throttled."""
+    """Return jobs in the fair order, with jobs of throttled arrays at the end."""
     first, later = _by_throttle(waiting, arrays)
     return fair_order(first, rules, now, usage) + fair_order(later, rules, now, usage)
 
 
 def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tuple[Sequence[Job], Sequence[Job]]:
-    """Return jobs that could go, and those of throttled arrays that must wait for others of their array. The latter
-    come last, so that a long array does not use up the turns of its user."""
+    """Return the jobs that may start, and those that must wait for others of their throttled array. The latter come
+    last, so that a long array does not use up the turns of its user."""
     throttled = [job for job in waiting if job.throttle is not None]
     if not throttled:
         return waiting, ()
@@ -100,11 +100,11 @@ def _by_throttle(waiting: Sequence[Job], arrays: Mapping[int | None, int]) -> tu
 
 
 def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0) -> float:
-    """The part of a GPU that a job holds, 0 to 1: of its memory or of its computing, whichever is more.
+    """Return the part of a GPU that a job holds, 0 to 1: of its memory or of its activity, whichever is more.
 
-    Memory counts as promised, since nobody else can have it. `busy` is the job's part of the GPU's activity, or what it
-    claims of it: a job that needs little memory and keeps the GPU busy leaves others no room either. A job whose GPU is
-    its own holds all of it.
+    All promised memory counts, since no other job can have it. `busy` is the job's share of the GPU's activity, or its
+    claim: a job that needs little memory but keeps the GPU busy leaves no room for others either. An exclusive job
+    holds all of its GPU.
 
     >>> part_of_gpu(5 << 30, 40 << 30, alone=False), part_of_gpu(5 << 30, 40 << 30, alone=False, busy=0.6)
     (0.125, 0.6)
@@ -115,8 +115,8 @@ def part_of_gpu(promise: int | None, total: int, alone: bool, busy: float = 0.0)
 
 
 def claimed(min_speed: float | None, usual: float | None) -> float:
-    """Return the part of a GPU, 0 to 1, that a job claims by asking for more than the `usual` speed. None asks for
-    nothing; without a usual speed it is one half."""
+    """Return the part of a GPU, 0 to 1, that a job claims by a minimum speed above the `usual` one. A `min_speed` of
+    None claims nothing; a `usual` of None means one half."""
     usual = _USUAL_SPEED if usual is None else usual
     if min_speed is None or usual >= 1.0:
         return 0.0
@@ -124,12 +124,12 @@ def claimed(min_speed: float | None, usual: float | None) -> float:
 
 
 def faded(used: float, seconds: float, half_life: float) -> float:
-    """Return the weight of GPU-seconds some time after their use: half of them after a half-life."""
+    """Return the weight of GPU-seconds some time after their use; it halves with each half-life."""
     return used * float(0.5 ** (max(seconds, 0.0) / half_life))
 
 
 def held(gpus: float, seconds: float, half_life: float) -> float:
-    """Return the weight, at its end, of a time with a number of GPUs; each second decays by itself."""
+    """Return the weight, at its end, of a time on a number of GPUs; each second decays by itself."""
     return gpus * half_life / math.log(2.0) * (1.0 - faded(1.0, seconds, half_life))
 
 
@@ -150,11 +150,11 @@ class Account(NamedTuple):
 
 
 class UsageAccounts:
-    """The recent usage of users, for a caller that reports each change of their GPUs."""
+    """The recent usage of users, kept up by reports of each change of their GPUs."""
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
-        self._accounts: dict[str, tuple[Account, float]] = {}  # by user, with the GPUs held since then
+        self._accounts: dict[str, tuple[Account, float]] = {}  # account and GPUs held since its time, by user
 
     def hold(self, user: str, gpus: float, now: float) -> None:
         """Add to a user's GPUs, or remove with a negative number."""

@@ -1,5 +1,5 @@
 """The GPUs and the host during a pass: free memory, jobs, activity and cores. `Gpu` and `HostLeft` are immutable, so
-that a pass can be tried twice from the same state."""
+that a pass can be repeated from the same state."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from ullage.manager.placement.ledger import Ledger, sum_shares
 from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import NO_SHARE, HostShare, Job, Running, Slot
 
-_STARTUP = 10.0  # seconds until a job works: 9 to 14 on an H200 with 16 cores
+_STARTUP = 10.0  # start-up seconds of a job: 9 to 14 on an H200 with 16 cores
 
 
 class Holder(NamedTuple):
@@ -23,8 +23,8 @@ class Holder(NamedTuple):
 class Gpu(NamedTuple):
     """A slot during a pass. `position` counts slots by index, `free` bytes are not promised, and `others` are used by
     foreign processes. `load` is the SM activity over the monitor's window, `busy_now` over the last few seconds,
-    each with that of young jobs; `busy_soon` is expected when a job that starts now has begun to work. None is
-    unknown."""
+    each including that of young jobs; `busy_soon` is the activity expected when a job that starts now has begun to
+    work. None is unknown."""
 
     slot: Slot
     position: int
@@ -52,17 +52,17 @@ class Gpu(NamedTuple):
         return self.slot.total - self.others
 
     def is_idle(self, rules: Rules) -> bool:
-        """Whether there is no job of ours, and others use hardly any memory."""
+        """Whether the GPU has none of our jobs, and others use hardly any memory."""
         return not self.holders and self.others <= rules.idle_memory
 
     def is_quiet(self, rules: Rules) -> bool:
-        """Whether no job, no foreign process and hardly any memory is there. The mean may still show a job that has
-        just ended, which is no reason to leave the GPU empty."""
+        """Whether the GPU has no job, no foreign process and hardly any used memory. Its mean activity may still
+        include a job that has just ended, which is no reason to leave the GPU empty."""
         slot = self.slot
         return not self.holders and slot.used is not None and slot.foreign == 0 and slot.used <= rules.idle_memory
 
     def fits(self, request: SlotRequest, rules: Rules) -> bool:
-        """Whether the memory is free, and the GPU idle if the job is to be alone."""
+        """Whether the memory is free, and the GPU idle if the job is exclusive."""
         idle = self.is_idle(rules)
         if request.alone:
             return idle and request.promise <= self.free
@@ -79,7 +79,7 @@ class Gpu(NamedTuple):
     def joined(self, job: Job, promise: int, exclusive: bool, rules: Rules, now: float) -> "Gpu":
         """Return the GPU with one more job."""
         expected = rules.fresh_busy if job.busy is None else job.busy
-        unknown = job.busy if not self.holders else None  # the activity of a GPU that nobody measures
+        unknown = job.busy if not self.holders else None  # for a GPU whose activity is not measured
         return self._replace(
             free=self.free - promise,
             holders=(*self.holders, Holder(job, now, promise)),
@@ -122,7 +122,7 @@ def gpu_of(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running
     )
     free = max(slot.total - others - sum(counted.values()), 0)
     gpu = Gpu(slot, position, free, others, holders, exclusive, None, None, None)
-    # If SM activity is not measured, that of the whole GPU counts, which is never below it.
+    # If SM activity is not measured, GPU activity counts, which is never below it.
     activity = slot.activity
     mean = activity.smact if activity.smact is not None else activity.gract
     if rules.stale_after is not None and (activity.age or 0.0) > rules.stale_after:
@@ -134,7 +134,7 @@ def gpu_of(slot: Slot, position: int, ledger: Ledger, here: Mapping[int, Running
 
 
 def _expected(gpu: Gpu, measured: float | None, window: float, rules: Rules, now: float) -> float | None:
-    """Return the SM activity to expect: the mean, plus that of young jobs which it lacks."""
+    """Return the SM activity to expect: the mean, plus the part of young jobs that it does not include yet."""
     if measured is None:
         known = [job.busy for job in gpu.jobs if job.busy is not None]
         return sum(known) if gpu.holders and len(known) == gpu.job_count else None
@@ -150,8 +150,8 @@ def _expected(gpu: Gpu, measured: float | None, window: float, rules: Rules, now
 def _expected_soon(gpu: Gpu, measured: float | None, rules: Rules, now: float) -> float | None:
     """Return the SM activity to expect once a job that starts now has begun to work.
 
-    By then young jobs work, too, and some of the older ones have ended: of jobs of unknown length that have run for a
-    time, half end within as much time again.
+    By then young jobs work, too, and some older ones have ended: of jobs of unknown length, half end before they have
+    run twice as long as now.
     """
     if measured is None or gpu.others > rules.idle_memory or not gpu.holders:
         return None
@@ -164,8 +164,8 @@ def _expected_soon(gpu: Gpu, measured: float | None, rules: Rules, now: float) -
 
 class HostLeft(NamedTuple):
     """The host during a pass: its `total` (None: not counted), the `free` part, and the shares of `leaving` jobs with
-    their ends. `reserved` is the share of job `keeper`, which needs it at `reserved_until` at the latest; jobs that may
-    still run then leave it alone."""
+    their ends. `reserved` is the share kept for job `keeper`, which needs it at `reserved_until` at the latest; jobs
+    that may still run then cannot use it."""
 
     total: HostShare | None = None
     free: HostShare = NO_SHARE
@@ -182,29 +182,29 @@ class HostLeft(NamedTuple):
         ends = {each.job.id: each.job.ends_by(each.since, now) for each in running}
         held = ledger.on_host()
         leaving = tuple((ends.get(job, math.inf), share) for job, share in held.items() if share != NO_SHARE)
-        # Below zero if more is held than there is: a setting was lowered, and all of that must come back first.
+        # Negative if jobs hold more than the total, after a setting was lowered; they must free all of that first.
         return cls(ledger.host, ledger.host.minus(sum_shares(held.values())), leaving)
 
     def fits(self, job: Job, now: float) -> bool:
-        """Whether the job's share is free and not kept for another one at a time when it may still run."""
+        """Whether the job's share is free, and not kept for another job that needs it before this one's end."""
         if self.total is None or job.host == NO_SHARE:
             return True
         lent = job.ends_by(now, now) <= self.reserved_until < math.inf
         return self.free.minus(NO_SHARE if lent else self.reserved).holds(job.host)
 
     def could_ever(self, job: Job) -> bool:
-        """Whether the job's share would be free if all others were gone."""
+        """Whether the job's share would be free without all other jobs."""
         return self.total is None or self.total.holds(job.host)
 
     def taken(self, job: Job, now: float) -> "HostLeft":
-        """Return the host with the job's share given away."""
+        """Return the host without the job's share."""
         if self.total is None or job.host == NO_SHARE:
             return self
         leaving = (*self.leaving, (job.ends_by(now, now), job.host))
         return self._replace(free=self.free.minus(job.host), leaving=leaving)
 
     def keeping(self, job: Job, until: float) -> "HostLeft":
-        """Return the host with the job's share kept for it, from that time on at the latest."""
+        """Return the host with the job's share kept for it from `until` on at the latest."""
         if self.total is None or job.host == NO_SHARE:
             return self
         return self._replace(reserved=job.host, reserved_until=until, keeper=job.id)

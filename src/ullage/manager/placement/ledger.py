@@ -1,6 +1,6 @@
 """The promise ledger: the only place where memory is promised.
 
-On each slot this much counts as taken:
+On each slot, the taken memory is the sum of:
 
     the memory of foreign processes
     + for each job the larger of its promise and its highest use
@@ -20,7 +20,7 @@ from ullage.units import format_bytes
 
 @dataclass(slots=True)
 class _Held:
-    """A job on a slot: its promise, its use (None: not seen yet), and its highest use. `before` is what others used
+    """A job on a slot: its promise, its use (None: not measured yet), and its highest use. `before` is the others' use
     when it came."""
 
     promise: int
@@ -31,7 +31,7 @@ class _Held:
 
     @property
     def counted(self) -> int:
-        # The most, not the latest: what a job used once it is likely to use again.
+        # The highest use, not the latest: a job is likely to reach it again.
         return max(self.promise, self.most)
 
 
@@ -40,13 +40,13 @@ class Ledger:
 
     def __init__(self, slots: Iterable[Slot] = (), host: HostShare | None = None) -> None:
         self.host = host
-        """What all jobs together may have of the host; None: it is not counted."""
+        """The host share of all jobs together; None: it is not counted."""
         self._on_host: dict[int, HostShare] = {}
         self._slots: dict[str, Slot] = {}
         self._held: dict[str, dict[int, _Held]] = {}
         self._where: dict[int, set[str]] = {}  # by job
         self.last: str | None = None
-        """The slot that was promised last: round-robin goes on from there."""
+        """The slot of the last promise, after which round-robin continues."""
         self.see(slots)
 
     def copy(self) -> "Ledger":
@@ -70,7 +70,7 @@ class Ledger:
         self._slots[slot.id] = slot
 
     def promise(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
-        """Promise a job memory on slots and a share of the host: all of it, or `Overbooked` and nothing."""
+        """Promise a job memory on slots and a share of the host; raise `Overbooked` if any part does not fit."""
         before = {slot: self._check(job, slot, promise, exclusive) for slot, promise in memory.items()}
         self._check_host(job, host)
         self.adopt(job, memory, exclusive, host)
@@ -78,7 +78,7 @@ class Ledger:
             self._held[slot][job].before = before[slot]
 
     def accept(self, decision: Decision) -> None:
-        """Make the promise that a decision asks for."""
+        """Make the promise of a decision."""
         self.promise(decision.job, decision.memory, decision.exclusive, decision.host)
 
     def adopt(self, job: int, memory: Mapping[str, int], exclusive: bool = False, host: HostShare = NO_SHARE) -> None:
@@ -141,8 +141,8 @@ class Ledger:
         return {job: held.counted for job, held in self._held.get(slot, {}).items()}
 
     def others(self, slot: str) -> int:
-        """Return the used memory on the slot that belongs to none of our jobs. A job that was not seen yet may use up
-        to its promise, but nothing that was used before it came."""
+        """Return the used memory on the slot that belongs to none of our jobs. A job without a measured use may account
+        for memory up to its promise, but not for memory that was used before it came."""
         known = self._slots.get(slot)
         if known is None:
             return 0
@@ -172,7 +172,7 @@ class Ledger:
         return counted, self.others(slot), exclusive
 
     def committed(self, slot: str) -> int:
-        """Return all bytes that count as taken on a slot, perhaps more than its total."""
+        """Return the bytes that count as taken on a slot, which may exceed its total."""
         return self.others(slot) + sum(self.counted(slot).values())
 
     def free(self, slot: str) -> int:
@@ -203,7 +203,7 @@ class Ledger:
             raise Overbooked(f"job {job} needs {share.text}; {free.text or 'nothing'} are left")
 
     def _check(self, job: int, slot: str, promise: int, exclusive: bool) -> int:
-        """Refuse an impossible promise; return what others use on the slot."""
+        """Refuse an impossible promise; return the bytes that others use on the slot."""
         known = self._slots.get(slot)
         if known is None or known.lost or known.drained:
             state = "not there" if known is None else "lost" if known.lost else "drained"
@@ -226,7 +226,7 @@ class Ledger:
 
 
 def sum_shares(shares: Iterable[HostShare]) -> HostShare:
-    """All of them together.
+    """Return the sum of host shares.
 
     >>> sum_shares([HostShare(1, 5), HostShare(2, 0)])
     HostShare(cores=3, memory=5)

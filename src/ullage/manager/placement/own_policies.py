@@ -3,9 +3,9 @@
     def choose(job, gpus, now):
         return max(gpus, key=lambda gpu: gpu.free)
 
-It gets the job (`promise` None: unknown), the GPUs that may take it, and the time, and returns one GPU, several (best
-first), or None: the job waits. Only GPUs with enough memory by ledger and rules are offered, so it can choose badly,
-but not wrongly.
+The function gets the job (`promise` None: unknown), the GPUs that may take it, and the time. It returns one GPU,
+several (best first), or None to let the job wait. All GPUs that it gets have room for the job by ledger and rules, so a
+bad choice is never unsafe.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import Job, Slot
 
 TRAITS = {"oracle": False, "alone": False, "backfills": True, "predicts": True}
-"""What a function can have as attributes (`choose.backfills = False`), and what counts where it has none."""
+"""The attributes that a function can have (`choose.backfills = False`), and their defaults."""
 
 Choice = Callable[[Job, Sequence["GpuView"], float], Any]
-"""A policy as its author writes it."""
+"""A custom policy: a function that chooses GPUs."""
 
 
 class GpuView:
@@ -44,7 +44,7 @@ class GpuView:
 
     @property
     def idle(self) -> bool:
-        """Whether there is no job, and others use hardly any memory."""
+        """Whether the GPU has no job, and others use hardly any memory."""
         return self._gpu.is_idle(self._rules)
 
     @property
@@ -53,8 +53,8 @@ class GpuView:
         return tuple([_view(job, job.promise, job.exclusive) for job in self._gpu.jobs])
 
     def speeds(self, *more: Job) -> list[float] | None:
-        """Return what each job keeps of its speed alone, 0 to 1: those of `jobs`, then `more`. None if one cannot be
-        predicted."""
+        """Return the predicted share of its speed alone, 0 to 1, of each of `jobs`, then `more`. None if one is
+        unknown."""
         here = [*self._gpu.jobs, *more]
         works = [job.work for job in here if job.work is not None]
         if self._gpu.job_count != len(self._gpu.jobs) or len(works) < len(here) or self._rules.predict is None:
@@ -70,7 +70,7 @@ class GpuView:
 
 
 def own_policy(name: str, function: Choice) -> Policy:
-    """Return the policy of a function. The first line of its docstring is the summary."""
+    """Return a policy that calls a function. The first line of its docstring is the summary."""
     given = {trait: value for trait, value in vars(function).items() if not trait.startswith("_")}
     for trait, value in given.items():
         if trait not in TRAITS or not isinstance(value, bool):
@@ -82,7 +82,7 @@ def own_policy(name: str, function: Choice) -> Policy:
 
 
 def forgiving(policy: Policy, failed: Callable[[PolicyFailed], None]) -> Policy:
-    """Return the policy with failures passed to `failed`; the job then waits."""
+    """Return the policy, changed so that a job whose choice fails waits, and the error goes to `failed`."""
     ask = policy.choose
     if ask is None:
         return policy
@@ -108,7 +108,7 @@ class _Chooser:
         view = _view(job, request.promise if request.known else None, request.alone)
         try:
             answer = self._function(view, tuple(gpus), now)
-        except (Exception, SystemExit) as error:  # whatever it does, it must not end those who ask
+        except (Exception, SystemExit) as error:  # no error of the function may end the caller
             raise PolicyFailed(self._name, job.id, _error_text(error)) from error
         if answer is None:
             return []
@@ -125,7 +125,7 @@ class _Chooser:
 
 
 def _view(job: Job, promise: int | None, exclusive: bool) -> Job:
-    """Return the job without its true memory, which only oracles know."""
+    """Return the job without its true memory, which only oracles may see."""
     return replace(job, promise=promise, promises=(), true=None, exclusive=exclusive, queued=came(job))
 
 

@@ -1,8 +1,8 @@
 """One pass over the queue: which jobs start now, and where.
 
-Memory and people's explicit wishes refuse; measurement admits; prediction ranks and may admit, but never refuses. So
-while a GPU idles and a waiting job fits into its memory, one starts, unless an owner's `--min-speed` or the room kept
-for a job that has waited too long forbids it.
+Memory and users' explicit wishes can refuse a job. Measured activity can admit one. A prediction ranks GPUs and can
+admit a job, but never refuses it. So while a GPU is idle and a waiting job fits into its memory, a job starts, unless
+an owner's `--min-speed` or the room kept for a job that has waited too long forbids it.
 """
 
 import math
@@ -18,7 +18,7 @@ from ullage.manager.placement.policies import Policy, find_policy
 from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import Decision, Job
 
-_COMPARED = 64  # GPUs that suit a job, the best by rank: beyond them much better ones are rare
+_COMPARED = 64  # suitable GPUs, best rank first, for which speeds are predicted; the rest are rarely much better
 
 
 class Refusal(Enum):
@@ -38,9 +38,9 @@ class Refusal(Enum):
 
 
 class Room(NamedTuple):
-    """Room kept for one job that has waited too long. `places` has, by position of each GPU, the job's request there
-    and why it is refused now. By time limits, all take it `until` a time at the latest. Jobs after the `deadline` were
-    let in beside it."""
+    """Room kept for one job that has waited too long. `places` has, by the position of each GPU, the job's request
+    there and the present refusal. By time limits, all these GPUs are free for it at `until` at the latest. Jobs that
+    started after the `deadline` were admitted next to it."""
 
     job: Job
     places: Mapping[int, tuple[SlotRequest, Refusal | None]]
@@ -48,8 +48,8 @@ class Room(NamedTuple):
     until: float
 
     def is_left_by(self, newcomer: Job, request: SlotRequest, gpu: Gpu, rules: Rules, now: float) -> bool:
-        """Whether a newcomer leaves the room free: it ends in time, or fits next to the job and all others that were
-        let in."""
+        """Whether a newcomer leaves the room free: it ends in time, or fits next to the job and all others admitted
+        since."""
         if gpu.position not in self.places or newcomer.ends_by(now, now) <= self.until < math.inf:
             return True
         own, refusal = self.places[gpu.position]
@@ -64,8 +64,8 @@ class Room(NamedTuple):
 
 
 class Situation(NamedTuple):
-    """All that a pass decides from. `holders` are the jobs that hold a promise, `arrays` counts the running jobs of
-    each array, and `last` is the position of the GPU that got the last job."""
+    """The input of a pass. `holders` are the jobs that hold a promise, `arrays` counts the running jobs of each array,
+    and `last` is the position of the GPU that got the last job."""
 
     queue: Sequence[Job]
     gpus: Sequence[Gpu]
@@ -79,8 +79,8 @@ class Situation(NamedTuple):
 
 @dataclass
 class PassPlan:
-    """The outcome of a pass: the jobs `placed`, those `left` (each with the one that it has to wait for, if it is one),
-    the GPUs and the host after it, the `room` kept, and the jobs that a custom policy `refused` a place."""
+    """The outcome of a pass: the jobs `placed`, those `left` (with the job that each must wait for, if it is a single
+    one), the GPUs and the host afterwards, the `room` kept, and the jobs that a custom policy `refused`."""
 
     policy: Policy
     gpus: list[Gpu]
@@ -108,12 +108,12 @@ def plan(situation: Situation, policy: Policy) -> PassPlan:
     backfills = policy.backfills if rules.backfill is None else rules.backfill
     booked = any(gpu.slot.bookings for gpu in gpus)
     started: set[int] = set()
-    hopeless: dict[object, int] = {}  # by kind of request, the smallest that found no GPU
-    never: dict[object, int] = {}  # the smallest that no waiting would help
+    hopeless: dict[object, int] = {}  # smallest request without a GPU, by kind
+    never: dict[object, int] = {}  # smallest one that waiting would not help
     turns = iter(queue)
     for job in turns:
         if job.id in holders or job.id in started:
-            made.left.append((job, job.id))  # its last run still holds memory
+            made.left.append((job, job.id))  # its last attempt still holds memory
             continue
         if job.throttle is not None and made.arrays[job.array] >= job.throttle:
             made.left.append((job, None))
@@ -153,7 +153,7 @@ def plan(situation: Situation, policy: Policy) -> PassPlan:
 
 
 def _kind(job: Job, request: SlotRequest, rules: Rules, has_limits: bool) -> object:
-    """Return all that decides about a job besides the size of its request."""
+    """Return everything that decides about a job except the size of its request."""
     speeds = None if rules.predict is None or request.alone else (job.work, job.min_speed)
     limits = (job.bookings, job.time_limit) if has_limits else None
     return request.gpus, request.alone, request.known, speeds, limits
@@ -216,7 +216,7 @@ def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: PassPlan, rules: Rul
 
 
 def closed(job: Job, gpu: Gpu, rules: Rules, now: float) -> Refusal | None:
-    """Return why the GPU takes no such job, however much memory is free."""
+    """Return why the GPU does not take the job, however much memory is free."""
     slot, count = gpu.slot, gpu.job_count
     if slot.lost:
         return Refusal.LOST
@@ -236,13 +236,13 @@ def closed(job: Job, gpu: Gpu, rules: Rules, now: float) -> Refusal | None:
 
 
 def is_busy(gpu: Gpu, policy: Policy, rules: Rules) -> bool:
-    """Whether measured activity and that of young jobs leave no room for another job."""
+    """Whether measured activity and that of young jobs are too high for another job."""
     if rules.smact_limit is None or gpu.is_quiet(rules):
         return False
     activity = policy.activity(gpu)
     if activity is None:
-        # Unknown activity is no reason to leave a GPU empty that has hardly any memory in use (or of which none is
-        # measured: `unmeasured` has decided about that), but it is one not to add a second job.
+        # If activity is unknown, an idle GPU (or one without measured memory, which `unmeasured` has allowed) gets a
+        # job, but no second one.
         return not gpu.is_idle(rules)
     if policy.predicts and gpu.busy_soon is not None:
         activity = min(activity, gpu.busy_soon)
@@ -250,13 +250,13 @@ def is_busy(gpu: Gpu, policy: Policy, rules: Rules) -> bool:
 
 
 def _is_slowed(jobs: Sequence[Job], gpu: Gpu, rules: Rules) -> bool:
-    """Whether jobs that share the GPU break a speed that an owner asked for."""
-    has_minimum = any(job.min_speed for job in jobs)  # 0 is broken by nothing
+    """Whether one of the jobs on the GPU would fall below its owner's minimum speed."""
+    has_minimum = any(job.min_speed for job in jobs)  # no speed is below 0
     return has_minimum and rules.side_by_side(jobs, gpu.slot).slowed is not None
 
 
 def _lost(job: Job, gpu: Gpu, rules: Rules) -> float:
-    """Return the speed lost on the GPU by adding the job, in steps of a percent."""
+    """Return the sum of speeds lost on the GPU by adding the job, rounded to a percent."""
     here = gpu.jobs
     if not here:
         return 0.0
@@ -264,10 +264,10 @@ def _lost(job: Job, gpu: Gpu, rules: Rules) -> float:
 
 
 def _keep_room(job: Job, request: SlotRequest, made: PassPlan, rules: Rules, now: float) -> Room | None:
-    """The GPUs that a waiting job will get: those ready soonest by time limits, then those with the fewest bytes to be
-    given back. None if waiting for our own jobs does not help it.
+    """Choose the GPUs to keep for a waiting job: those ready soonest by time limits, then those with the fewest bytes
+    to be freed. None if waiting for our own jobs does not help.
 
-    Newcomers leave its bytes free there, so a GPU kept only gets freer for the job, and the choice cannot wander.
+    Newcomers leave these bytes free, so a chosen GPU only gets freer, and the choice does not change between passes.
     """
     if not made.host.could_ever(job):
         return None
@@ -275,7 +275,7 @@ def _keep_room(job: Job, request: SlotRequest, made: PassPlan, rules: Rules, now
     ranked = []
     for gpu in made.gpus:
         barrier = closed(job, gpu, rules, now)
-        foreign = barrier is not None or is_busy(gpu, made.policy, rules)  # what others do is not in our hands
+        foreign = barrier is not None or is_busy(gpu, made.policy, rules)  # we cannot wait for the activity of others
         if barrier in (Refusal.LOST, Refusal.DRAINED, Refusal.BOOKED) or (foreign and not gpu.holders):
             continue
         offer = gpu.offer(request, rules)

@@ -1,6 +1,6 @@
-"""The policies by name. A policy says in which order GPUs are tried; what a GPU must have is in the rules.
+"""The policies by name. A policy decides the order in which GPUs are tried; the rules say which GPUs are allowed.
 
-Each is a function behind `@policy(...)` that ranks a GPU: the smallest rank is tried first.
+Each is a function decorated with `@policy(...)` that ranks a GPU: the smallest rank is tried first.
 """
 
 import math
@@ -14,21 +14,21 @@ from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import Job
 
 Rank = Callable[[Gpu, int], tuple[Any, ...]]
-"""From a GPU and the position of the one that got the last job (-1: none did). Of equals the first is tried."""
+"""Rank a GPU, given the position of the GPU that got the last job (-1: none). Among equals, the first GPU is tried."""
 
 Choose = Callable[[Job, SlotRequest, Sequence[Gpu], Rules, float], Sequence[Gpu]]
-"""Choose GPUs for a job among those that suit it, best first; with too few of them it waits."""
+"""Choose GPUs for a job among suitable ones, best first; if there are too few, the job waits."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy: `oracle` ones know the true memory, `alone` gives every job GPUs of its own, `backfills` lets jobs pass
+    """A policy. `oracle`: it knows the true memory. `alone`: every job gets its own GPUs. `backfills`: jobs may pass
     one that must wait.
 
-    `predicts`: predicted speeds rank GPUs and admit jobs to busy ones, no owner's `min_speed` is broken, and activity
-    is that of `busy_window` instead of the monitor's window. `keeps_speeds`: of this only the `min_speed`. `at_least`:
-    the policy with which a pass is also planned; that plan counts if it starts more jobs. A custom policy has `choose`,
-    which has the last word about each job.
+    `predicts`: predicted speeds rank GPUs and admit jobs to busy ones, no job falls below its `min_speed`, and activity
+    is measured over `busy_window` instead of the monitor's window. `keeps_speeds`: only `min_speed` is respected.
+    `at_least`: another policy, whose plan is used if it starts more jobs. `choose`: the function of a custom policy,
+    which makes the final choice for each job.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Policy:
     choose: Choose | None = None
 
     def request(self, job: Job, rules: Rules) -> SlotRequest:
-        """The memory that the job requests. The floor is a condition and a promise in one, so it has no margin."""
+        """Return the memory that the job requests. A floor is the promise, too, and has no margin."""
         if job.gpus == 0:
             return SlotRequest(0, 0, 0, False, True)
         promise = job.true if self.oracle else job.promise
@@ -54,7 +54,7 @@ class Policy:
         return SlotRequest(job.gpus, promise, rules.margin, False, True, () if self.oracle else job.promises)
 
     def activity(self, gpu: Gpu) -> float | None:
-        """Return the activity of a GPU that the policy goes by."""
+        """Return the activity of a GPU that the policy uses."""
         return gpu.busy_now if self.predicts else gpu.load
 
 
@@ -62,7 +62,7 @@ POLICIES: dict[str, Policy] = {}
 
 
 def policy(name: str, summary: str, **traits: Any) -> Callable[[Rank], Rank]:
-    """Register a rank under a name; a name that is taken is refused."""
+    """Register a rank under a name; refuse a name that is taken."""
 
     def register(rank: Rank) -> Rank:
         if name in POLICIES:
@@ -79,7 +79,7 @@ def policies() -> tuple[str, ...]:
 
 def find_policy(name: str) -> Policy:
     if name not in POLICIES:
-        listed = f"policies: {', '.join(POLICIES)}; " if nearest(name, POLICIES) else ""  # else they are listed anyway
+        listed = f"policies: {', '.join(POLICIES)}; " if nearest(name, POLICIES) else ""  # else the error lists them
         raise UnknownName("policy", name, POLICIES, hint=f"{listed}one of your own: FILE.py:FUNCTION")
     return POLICIES[name]
 
@@ -92,7 +92,7 @@ def find_policy(name: str) -> Policy:
     at_least="magm",
 )
 def least_expected_load(gpu: Gpu, last: int) -> tuple[Any, ...]:
-    """Memory is safe by the ledger, so the aim left is to avoid interference; tight room keeps large gaps whole."""
+    """Least busy GPU first, to avoid interference; among equals the fullest, to keep large gaps."""
     return (math.inf if gpu.busy_now is None else gpu.busy_now, gpu.job_count, gpu.free)
 
 
@@ -104,7 +104,7 @@ def by_index(gpu: Gpu, last: int) -> tuple[Any, ...]:
 
 @policy("round-robin", "the next GPU in turn")
 def next_in_turn(gpu: Gpu, last: int) -> tuple[Any, ...]:
-    """Those after the last one first, then from the beginning."""
+    """GPUs after the last one first, then from the beginning."""
     return (gpu.position <= last,)
 
 
@@ -124,11 +124,11 @@ def least_memory(gpu: Gpu, last: int) -> tuple[Any, ...]:
 @policy("lug", "the least utilised GPU")
 @policy("least-utilized", "the least utilised GPU, by true memory", oracle=True)
 def least_utilized(gpu: Gpu, last: int) -> tuple[Any, ...]:
-    """Lowest SM activity first; unknown is not low, so it comes last."""
+    """Lowest SM activity first; unknown activity last."""
     return (gpu.load is None, gpu.load or 0.0)
 
 
 @policy("mug", "the most utilised GPU that still takes jobs")
 def most_utilized(gpu: Gpu, last: int) -> tuple[Any, ...]:
-    """Highest SM activity first; unknown is not high either."""
+    """Highest SM activity first; unknown activity last."""
     return (gpu.load is None, -(gpu.load or 0.0))

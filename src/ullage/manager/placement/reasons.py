@@ -1,4 +1,4 @@
-"""Why a job waits, in a sentence: what it needs, and what the best GPU had."""
+"""The reasons why jobs wait, in a sentence: the job's needs, and what the best GPU has free."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from ullage.manager.placement.rules import Rules, SlotRequest
 from ullage.manager.placement.snapshot import NO_SHARE, Decision, Job
 from ullage.units import format_bytes
 
-_MOST_NAMED = 3  # jobs whose ends a reason names
+_MOST_NAMED = 3  # most jobs that a reason names
 
 JobName = Callable[[int], str]
-"""How people call a job, by its number."""
+"""Names a job by its number."""
 
 
 @dataclass(frozen=True)
 class PassSummary:
-    """The end of a pass, from which reasons are made; `name` names a job. `cache` has reasons by request."""
+    """The state at the end of a pass, for reasons. `name` names a job; `cache` has reasons by request."""
 
     plan: PassPlan
     rules: Rules
@@ -28,13 +28,13 @@ class PassSummary:
 
     @property
     def keeper(self) -> int | None:
-        """Return the job that room is kept for."""
+        """Return the job for which room is kept."""
         return None if self.plan.room is None else self.plan.room.job.id
 
 
 class Waiting(NamedTuple):
-    """A job that waits. `reason` says what it needs and what the best GPU had, made when it is read, since queues are
-    long; `never`: no GPU could ever hold it. `behind` is the job that it has to wait for, if it is one."""
+    """A waiting job. `reason` says what it needs and what the best GPU had; it is built when read, since queues are
+    long. `never`: no GPU could ever hold it. `behind` is the job that it must wait for, if it is a single one."""
 
     job: int
     details: Job
@@ -142,7 +142,7 @@ def _largest(request: SlotRequest, gpus: Sequence[Gpu]) -> str:
 
 
 def _slowed(job: Job, refusals: Refusals, end: PassSummary) -> str | None:
-    """If only a requested speed forbids the job, return which job it would slow on the best GPU."""
+    """If a minimum speed forbids the job, return in words which job would be too slow on the best GPU."""
     refused = [gpu for gpu, refusal in refusals if refusal is Refusal.SPEED]
     pairs = [(gpu, end.rules.side_by_side([*gpu.jobs, job], gpu.slot)) for gpu in refused]
     tried = [(gpu, both, both.slowed, both.slowed.least_speed) for gpu, both in pairs if both.slowed is not None]
@@ -179,11 +179,11 @@ def _best(job: Job, request: SlotRequest, refusals: Refusals, end: PassSummary) 
     return f"{some}{most}{beside}{later}"
 
 
-_PASSING = (Refusal.MEMORY, Refusal.KEPT, Refusal.SPEED)  # what a GPU lacks for this job; others could join there
+_PASSING = (Refusal.MEMORY, Refusal.KEPT, Refusal.SPEED)  # refusals of this job only; the GPU may take others
 
 
 def _words(job: Job, gpu: Gpu, refusal: Refusal, end: PassSummary) -> str:
-    """Return a refusal, in words after 'GPU 0 has 3 GiB free but'."""
+    """Return a refusal, in words that follow 'GPU 0 has 3 GiB free but'."""
     if refusal is Refusal.BOOKED:
         booking = gpu.slot.booked(job, end.now)
         return "" if booking is None else booking.text
@@ -204,8 +204,7 @@ def _words(job: Job, gpu: Gpu, refusal: Refusal, end: PassSummary) -> str:
 
 
 def _later(job: Job, request: SlotRequest, refusals: Refusals, best: Gpu, end: PassSummary) -> str:
-    """Return which GPU will take the job after the fewest ends of others, preferably the best one; "" if none is
-    known."""
+    """Return in words which GPU will have room after the fewest jobs end, preferably the best one; "" if unknown."""
     ends = [(_fits_without(request, gpu, refusal), gpu) for gpu, refusal in refusals if refusal is not None]
     named = [(gone, gpu) for gone, gpu in ends if 0 < len(gone) <= _MOST_NAMED]
     if not named:
@@ -216,7 +215,7 @@ def _later(job: Job, request: SlotRequest, refusals: Refusals, best: Gpu, end: P
 
 
 def _fits_without(request: SlotRequest, gpu: Gpu, refusal: Refusal) -> list[int]:
-    """Return the fewest jobs whose ends make room here; none if unknown."""
+    """Return the fewest jobs that must end to make room here; none if unknown."""
     if refusal in (Refusal.DRAINED, Refusal.LOST, Refusal.KEPT, Refusal.BOOKED) or gpu.slot.foreign and request.alone:
         return []
     if len(gpu.jobs) < gpu.job_count:
@@ -233,7 +232,7 @@ def _fits_without(request: SlotRequest, gpu: Gpu, refusal: Refusal) -> list[int]
 
 
 def _jobs(numbers: list[int], name: JobName) -> str:
-    """Jobs by their numbers, in a sentence.
+    """Return the names of jobs for a sentence.
 
     >>> _jobs([12], str), _jobs([12, 15, 17], str)
     ('job 12', 'jobs 12, 15 and 17')

@@ -1,5 +1,5 @@
-"""Retries of jobs that failed through no fault of their program: after lack of memory with more, at last with a GPU to
-itself; after a failure of the system unchanged, a few times."""
+"""Retries of jobs that failed through no fault of their program: after lack of memory with more of it, at last on an
+exclusive GPU; after a failure of the system unchanged, a few times."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -12,7 +12,7 @@ from ullage.units import GIB, format_bytes
 class RecoveryRules:
     """How often a job is tried: `attempts` times if memory runs out, `others` more times if the system fails.
 
-    Each lack of memory adds `step` bytes to the known need; the `exclusive_after`-th gives a GPU to itself.
+    Each lack of memory adds `step` bytes to the known need; after the `exclusive_after`-th, the job is exclusive.
     """
 
     attempts: int = 5
@@ -27,8 +27,8 @@ class Failure(NamedTuple):
     """A failed attempt: memory ran out ("memory"), it exceeded its promise ("over promise"), or the system failed
     ("system"); `before` counts such failures of the job (the first two as one).
 
-    `promise`, `used` and `needed` are in bytes, None if unknown. `exclusive`: the job is to have its GPUs to itself;
-    `alone`: this attempt had.
+    `promise`, `used` and `needed` are in bytes, None if unknown. `exclusive`: the job must have exclusive GPUs;
+    `alone`: this attempt had them.
     """
 
     kind: Literal["memory", "over promise", "system"]

@@ -1,4 +1,4 @@
-"""The site's rules: when a GPU takes another job, and how patient the queue is."""
+"""The site's rules: when a GPU takes another job, and the order of the queue."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,27 +9,27 @@ from ullage.fields import described
 from ullage.manager.placement.snapshot import Job, Slot
 from ullage.units import GIB, format_bytes
 
-GAIN = 0.15  # of a GPU: predicted gains of a pair are off by about as much
+GAIN = 0.15  # of a GPU: about the error of the predicted gain of a pair
 
 
 class Speeds(NamedTuple):
-    """The share of its speed alone that each of some works keeps on a shared GPU, 0 to 1, and why, in words."""
+    """The share of its speed alone, 0 to 1, that each workload keeps on a shared GPU, and the reason in words."""
 
     shares: Sequence[float]
     reason: str = ""
 
 
 Prediction = Callable[[Sequence[str], Slot], Speeds | None]
-"""Predict how fast works run side by side on a slot, or return None. Another work makes none of them faster."""
+"""Predict the speeds of workloads that share a slot, or return None. Adding a workload makes no other faster."""
 
 
 class SideBySide(NamedTuple):
-    """Jobs that share a slot, as predicted.
+    """The predicted speeds of jobs that share a slot.
 
     `lost` is the sum of the speeds that they lose (each has 1 alone). `complete`: the speeds of all are predicted.
-    `slowed` is a job that falls below the speed that its owner asked for, to `speed`, for a `reason`. `starved`: that
-    happens, or one whose owner asked for nothing keeps less than any job should. `done` is the work that gets done per
-    second, 1 for a job at full speed (None: unknown).
+    `slowed` is a job that falls below its owner's minimum speed, to `speed`, for a `reason`. `starved`: some job falls
+    below its owner's minimum or, without one, the general minimum. `done` is the work done per second, 1 for a job at
+    full speed (None: unknown).
     """
 
     lost: float
@@ -43,26 +43,25 @@ class SideBySide(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Every setting of a decision. None switches a condition off.
+    """All settings of placement. None switches a condition off.
 
-    Memory: a job goes where its `promise + margin` is free (`margin` is for neighbours: a job alone needs none). A
-    job whose promise is unknown is placed by `unknown`: "exclusive" gives it an idle slot to itself, "floor" a slot
-    with `free_floor` bytes free, which is then its promise. `idle_memory` is how much others may use on a slot that
-    still counts as idle. `unmeasured` is for slots whose used memory is not known: "alone" gives them one job at a
-    time, "never" none.
+    Memory: a job goes to a slot with `promise + margin` bytes free (an exclusive job needs no `margin`). A job whose
+    promise is unknown is placed by `unknown`: "exclusive" gives it an idle slot to itself, "floor" a slot with
+    `free_floor` bytes free, which become its promise. A slot counts as idle if others use at most `idle_memory`.
+    `unmeasured` is for slots whose used memory is unknown: "alone" gives them one job at a time, "never" none.
 
-    Activity: a slot is shared only while its SM activity is at most `smact_limit`. Published policies look at the mean
-    over `window` seconds, `ullage` at that over `busy_window`, or at what is to be expected once a job that starts now
-    works, if that is less. A job younger than the window is not yet wholly in the mean, so its predicted activity
-    (`Job.busy`, else `fresh_busy`) is added in part. A reading older than `stale_after` is unknown.
+    Activity: a slot is shared only while its SM activity is at most `smact_limit`. Published policies use the mean over
+    `window` seconds; `ullage` uses the mean over `busy_window` or, if that is less, the activity expected once a job
+    that starts now works. The mean does not fully include a job younger than the window, so part of its predicted
+    activity (`Job.busy`, else `fresh_busy`) is added. A reading older than `stale_after` is unknown.
 
-    Speed: `predict` says how fast jobs run side by side. It keeps a job away only if somebody would fall below the
-    `Job.min_speed` that an owner asked for. It lets a job join a busy slot if all get more done by `gain`, in jobs at
-    full speed: two that keep 40 and 80 % gain 0.2.
+    Speed: `predict` returns the speeds of jobs that share a slot. It keeps a job away only if one of them would fall
+    below its `Job.min_speed`. It lets a job join a busy slot if the work done there grows by `gain`, in jobs at full
+    speed: two jobs that keep 40 and 80 % gain 0.2.
 
-    Queue: `backfill` lets jobs pass one that must wait (None: as the policy has it). For one job at a time that has
-    waited for `patience` seconds, room is kept. Every `ageing` seconds of waiting raise a job's priority by one; `fair`
-    lets users take turns, in which a waiting job counts for `turn` GPU-seconds on each of its GPUs, or its part of one.
+    Queue: `backfill` lets jobs pass one that must wait (None: the policy decides). Room is kept for one job at a time
+    that has waited for `patience` seconds. Every `ageing` seconds of waiting raise a job's priority by one. With
+    `fair`, users take turns; a waiting job counts for `turn` GPU-seconds on each of its GPUs, or its part of one.
     """
 
     smact_limit: float | None = described(
@@ -119,14 +118,14 @@ class Rules:
                 raise InvalidValue(f"{name} must be above 0, got {getattr(self, name)}")
 
     def busy_of(self, job: Job | None) -> float:
-        """Return the SM activity to expect of a job, predicted or by the rule."""
+        """Return the SM activity to expect of a job: predicted, or `fresh_busy`."""
         return self.fresh_busy if job is None or job.busy is None else job.busy
 
     def side_by_side(self, jobs: Sequence[Job], slot: Slot) -> SideBySide:
-        """Predict jobs that share a slot.
+        """Predict the speeds of jobs that share a slot.
 
-        If the work of one is unknown, all count as if they lost as much as their owners accept, and those whose work is
-        known are judged as if they were alone with each other: another one makes none of them faster.
+        If one workload is unknown, all jobs count as losing as much as their owners accept. Jobs with known workloads
+        are judged without the others, since another job makes none of them faster.
 
         >>> rules = Rules(predict=lambda works, slot: Speeds([0.6, 0.9], "both keep the memory busy"))
         >>> jobs = [Job(1, "ada", 0.0, work="a", min_speed=0.8), Job(2, "bob", 0.0, work="b", min_speed=0.5)]
@@ -154,7 +153,7 @@ class Rules:
         return both._replace(slowed=job, speed=speed)
 
     def gains(self, here: Sequence[Job], job: Job, slot: Slot) -> bool:
-        """Whether all speeds are predicted, and the slot gets more done with the job.
+        """Whether all speeds are predicted, and the slot does more work with the job.
 
         >>> rules = Rules(predict=lambda works, slot: Speeds([0.82, 0.36] if len(works) > 1 else [1.0]))
         >>> small, large = Job(1, "ada", 0.0, work="a", min_speed=None), Job(2, "bob", 0.0, work="b", min_speed=None)
@@ -168,9 +167,9 @@ class Rules:
 
 
 class SlotRequest(NamedTuple):
-    """The memory that a job requests on each of its slots: the `promise` in bytes, a `margin` left free beside
-    neighbours, or all of the slot `alone`. `known` is False if the job's own promise is unknown and the site's rule
-    takes its place. If ranks differ, `promises` has the request of each, and `promise` is the largest."""
+    """The memory that a job requests on each of its slots: the `promise` in bytes and a `margin` to leave free, or all
+    of the slot if `alone`. `known` is False if the job's own promise is unknown and the site's rule takes its place. If
+    ranks differ, `promises` has the request of each, and `promise` is the largest."""
 
     gpus: int
     promise: int
@@ -184,16 +183,16 @@ class SlotRequest(NamedTuple):
 
     @property
     def least(self) -> "SlotRequest":
-        """The request of the rank that needs least."""
+        """Return the request of the rank that needs least."""
         return self._replace(promise=min(self.promises)) if self.promises else self
 
     @property
     def largest_first(self) -> list[int]:
-        """Return the ranks, largest first: a slot that holds one also holds those after it."""
+        """Return the ranks, largest first; a slot that holds one also holds those after it."""
         return sorted(range(self.gpus), key=lambda rank: -self.of_rank(rank).promise)
 
     def fits_in(self, sizes: Sequence[int]) -> bool:
-        """Whether each rank gets a slot of its own among those of these sizes, the largest first.
+        """Whether each rank gets its own slot among slots of these sizes, largest first.
 
         >>> SlotRequest(2, 9, 0, alone=False, known=True, promises=(4, 9)).fits_in([10, 5, 1])
         True
@@ -203,7 +202,7 @@ class SlotRequest(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The request in words.
+        """Return the request in words.
 
         >>> SlotRequest(2, 12 << 30, 2 << 30, alone=False, known=True).text
         '12.0 GiB on each of 2 GPUs'

@@ -1,4 +1,4 @@
-"""What a decision is made from: GPUs as they are now, jobs that wait, jobs that run.
+"""The input of a decision: GPUs as they are now, waiting jobs, running jobs.
 
 All of it is plain data: bytes as int, times as seconds on one clock, unknown as None. Nothing here measures.
 """
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from ullage.errors import InvalidValue
 from ullage.units import format_bytes
 
-LEAST_SPEED = 0.25  # of its speed alone, that a job keeps beside others whose owner did not say how much
+LEAST_SPEED = 0.25  # share of its speed alone that a job without a minimum speed keeps
 
 
 class HostShare(NamedTuple):
-    """Processor cores and bytes of host memory: all that jobs may have together, what one asks for, or what is free."""
+    """Processor cores and bytes of host memory: the total for jobs, the request of one job, or the free part."""
 
     cores: int = 0
     memory: int = 0
@@ -33,7 +33,7 @@ class HostShare(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return both in words, without zeros."""
+        """Return cores and memory in words, without zeros."""
         cores = f"{self.cores} core{'' if self.cores == 1 else 's'}" if self.cores else ""
         memory = f"{format_bytes(self.memory)} of host memory" if self.memory else ""
         return " and ".join(filter(None, (cores, memory)))
@@ -85,13 +85,13 @@ class Slot:
     busy_now: float | None = None
 
     def read_again(self, used: int | None, activity: Activity, busy_now: float | None) -> "Slot":
-        """Return the slot with another reading. It does what `replace` does; a simulation does it millions of times."""
+        """Return the slot with another reading, faster than `replace`: a simulation does this millions of times."""
         slot = object.__new__(Slot)
         slot.__dict__.update(self.__dict__, used=used, activity=activity, busy_now=busy_now)
         return slot
 
     def booked(self, job: "Job", now: float) -> Booking | None:
-        """Return a booking of others during which the job might still run if it started now."""
+        """Return a booking for others during which the job might still run if it started now."""
         for each in self.bookings:
             if each.id not in job.bookings and now < each.end and job.ends_by(now, now) > each.begin:
                 return each
@@ -100,15 +100,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that waits or runs.
+    """A waiting or running job.
 
     `promise` is the memory to promise on each of its `gpus` (None: unknown). If ranks differ, `promises` has that of
-    each, and `promise` is the largest. `true` is the real need, for oracles. `busy` is its predicted SM activity
-    alone; `work` names its workload, for predicted speeds (None: unknown). `min_speed` is the share of its speed alone
-    that its owner wants to keep (None: no wish). `queued` is when it last came into the queue (None: when submitted).
-    `share` is the weight of its user, `part` the part of each GPU that it holds, for fair shares. Of one `array`, at
-    most `throttle` jobs run at once (None: any number). `host` is its share of the host, and `bookings` are those that
-    it may use.
+    each, and `promise` is the largest. `true` is the real need, for oracles. `busy` is its predicted SM activity alone;
+    `work` names its workload, for predicted speeds (None: unknown). `min_speed` is the share of its speed alone that
+    its owner wants to keep (None: no wish). `queued` is the time when it last came into the queue (None: when
+    submitted). For fair shares, `share` is the weight of its user and `part` the part of each GPU that it holds. At
+    most `throttle` jobs of its `array` run at once (None: any number). `host` is its share of the host; `bookings` are
+    those that it may use.
     """
 
     id: int
@@ -152,7 +152,7 @@ class Job:
 
     @property
     def least_speed(self) -> float:
-        """Return the least share of its speed alone that the job keeps."""
+        """Return the least share of its speed alone that the job must keep."""
         return LEAST_SPEED if self.min_speed is None else self.min_speed
 
     def ends_by(self, since: float, now: float) -> float:
@@ -162,7 +162,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Running:
-    """A placed job, its slots, and the time since when."""
+    """A placed job, its slots, and the time of its placement."""
 
     job: Job
     slots: tuple[str, ...]
@@ -171,7 +171,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Decision:
-    """Put the job on these slots and promise it `promise` bytes on each; `exclusive`: no other job may join it.
+    """The decision to put a job on slots and promise it `promise` bytes on each; `exclusive`: no other job may join it.
 
     `host` is its share of the host. If ranks differ, `promises` has the bytes on each slot, in the order of ranks.
     """
@@ -190,7 +190,7 @@ class Decision:
 
 
 def by_slot(slots: Sequence[str], promise: int | None, promises: Sequence[int]) -> dict[str, int]:
-    """What a job is promised on each of its slots: the same on all, or what its ranks take in their order.
+    """Return a job's promise on each of its slots: the same on all, or those of its ranks in order.
 
     >>> by_slot(["GPU-1", "GPU-2"], 12, []), by_slot(["GPU-1", "GPU-2"], 12, [5, 12])
     ({'GPU-1': 12, 'GPU-2': 12}, {'GPU-1': 5, 'GPU-2': 12})

@@ -1,16 +1,16 @@
-"""A cgroup v2 for each attempt, if this process may make groups. The kernel kills a group as a whole, and limits its
-host memory and cores if it has these controllers."""
+"""Creates a cgroup v2 for each attempt, if this process may. The kernel kills a group as a whole, and limits its host
+memory and cores if it has these controllers."""
 
 import contextlib
 import os
 from pathlib import Path
 
 JOBS = "ullage-jobs"  # the group of all groups of attempts
-_PERIOD = 100_000  # microseconds in which a group may use so many of each core
+_PERIOD = 100_000  # microseconds of the period of the core quota
 
 
 class Cgroups:
-    """Groups `ullage-jobs/TOKEN` below this process's own. `available`: they limit memory; else `why` not."""
+    """Groups `ullage-jobs/TOKEN` below this process's own. `why` explains why memory limits are not `available`."""
 
     def __init__(self, root: Path | None = None, own: Path | None = None, wanted: bool = True) -> None:
         self._parent: Path | None = None
@@ -41,10 +41,10 @@ class Cgroups:
     def _prepare_limits(self, group: Path, parent: Path) -> str:
         daemon = group / "ullage-daemon"
         try:
-            daemon.mkdir(exist_ok=True)  # a group that has limits for its children may have no processes itself
+            daemon.mkdir(exist_ok=True)  # a group that limits its children must not contain processes
             (daemon / "cgroup.procs").write_text(str(os.getpid()))
             for folder in (group, parent):
-                with contextlib.suppress(OSError):  # without it, the number of cores is a wish
+                with contextlib.suppress(OSError):  # without this controller, the number of cores is not enforced
                     (folder / "cgroup.subtree_control").write_text("+cpu")
                 (folder / "cgroup.subtree_control").write_text("+memory")
         except OSError as error:
@@ -64,8 +64,8 @@ class Cgroups:
         if memory is not None and self.available:
             for name, value in (
                 ("memory.max", str(memory)),
-                ("memory.swap.max", "0"),  # swap may not be counted here
-                ("memory.oom.group", "1"),  # all of a job ends together, not one worker of it
+                ("memory.swap.max", "0"),  # missing if swap is not counted
+                ("memory.oom.group", "1"),  # the kernel kills all of a job, not just one worker
             ):
                 with contextlib.suppress(OSError):
                     (folder / name).write_text(value)

@@ -1,4 +1,4 @@
-"""The environment that a job finds: the submitter's, its venv or conda environment, its GPUs, and what it may ask."""
+"""The environment of a job: its submitter's variables, venv or conda environment, GPUs, and Ullage's variables."""
 
 import os
 import pwd
@@ -10,7 +10,7 @@ from ullage.manager.running.supervisor import CHECKPOINT_EXIT, TOKEN
 from ullage.manager.storage.records import AttemptRecord, JobRecord
 
 _PATH = "/usr/local/bin:/usr/bin:/bin"
-# The submitter's own view of GPUs and of the virtual ones must not leak into a job.
+# The submitter's choice of GPUs and virtual GPUs must not leak into a job.
 _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ULLAGE_CARDS", "ULLAGE_CRASH_AT", TOKEN)
 
 
@@ -35,7 +35,7 @@ def job_environment(job: JobRecord, spec: JobSpec, attempt: AttemptRecord, gpus:
 
 
 def estimate_environment(spec: JobSpec, uid: int, name: str, array_index: int | None = None) -> dict[str, str]:
-    """Return the environment of a job's estimate. Job numbers are 0: the answer must not depend on them."""
+    """Return the environment of a job's estimate. Job numbers are 0, since the answer must not depend on them."""
     env = base_environment(spec, uid)
     env |= {
         "ULLAGE_JOB_ID": "0",
@@ -49,8 +49,8 @@ def estimate_environment(spec: JobSpec, uid: int, name: str, array_index: int | 
 
 
 def base_environment(spec: JobSpec, uid: int) -> dict[str, str]:
-    """Return the submitter's variables and a minimal environment, with the venv in front. The job's own process looks
-    for a conda environment: the daemon opens no path that a user names."""
+    """Return the submitter's variables and a minimal environment, with the venv first in PATH. The job's own process
+    looks for a conda environment, since the daemon opens no path that a user names."""
     env = least_environment(uid) | {name: value for name, value in spec.env.items() if name not in _DROPPED}
     if spec.venv is not None:
         env |= {"PATH": f"{spec.venv}/bin{os.pathsep}{env['PATH']}", "VIRTUAL_ENV": spec.venv}
@@ -76,7 +76,7 @@ def output_paths(job: JobRecord, spec: JobSpec, attempt: AttemptRecord) -> dict[
 
 
 def gpu_variables(slots: Sequence[str]) -> dict[str, str]:
-    """Return the variables that name GPUs by UUID, which no order of devices can change."""
+    """Return the variables that select GPUs by UUID, which does not depend on the order of devices."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(slots), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 

@@ -1,4 +1,4 @@
-"""Waits for a job, and tells it in good time to save itself and to end. Only the standard library."""
+"""Waits for a job, and signals it in time to save a checkpoint and to end. Uses only the standard library."""
 
 import math
 import os
@@ -10,19 +10,19 @@ from typing import Any
 from ullage.manager.running.process_tree import listeners, signal_in, written
 from ullage.sandbox.process_identity import descendants
 
-_BETWEEN_SAMPLES = 1.0  # seconds between two looks at what a job writes that was asked to save itself
-_SAVING = 1 << 20  # bytes written between two looks that are more than lines of a log
-_STILL_SAVING = 5.0  # seconds after its last such write for which a job may be in the midst of a checkpoint
-LOOK = 5.0  # seconds after which a stop order is looked for without having been told
-WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)  # blocked where this runs
-_Step = tuple[float, signal.Signals | None, str | None]  # when, which signal (None: save yourself), and why
+_BETWEEN_SAMPLES = 1.0  # seconds between two checks of the bytes that a job writes after a request for a checkpoint
+_SAVING = 1 << 20  # bytes between two checks that are more than log lines
+_STILL_SAVING = 5.0  # seconds after its last such write during which a job may still be saving
+LOOK = 5.0  # seconds after which to look for a stop order without a signal
+WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)  # blocked in this process
+_Step = tuple[float, signal.Signals | None, str | None]  # time, signal (None: request a checkpoint), reason
 
 
 class JobWatch:
     """Waits for the job, and sends the signals of its limits or of a stop order.
 
-    A checkpoint is asked of the process that the job named, or of the outermost ones that handle the signal, until one
-    does. While a job that was asked writes, its end is put off.
+    A request for a checkpoint goes to the process that the job named, or to the outermost ones that handle the signal,
+    until one gets it. While the job then writes, its end is postponed.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class JobWatch:
         self.sent: list[str] = []
         self.checkpoint_asked = self.checkpoint_unheard = self.leader_asked = False
         self.extended = 0.0
-        self._end_signals: list[signal.Signals] = []  # what it was told to make it end
+        self._end_signals: list[signal.Signals] = []  # signals sent to end it
         self._over: tuple[int, Any] | None = None  # how the first process ended
         self._grace = float(order.get("grace", 30.0))
         self._interactive = bool(order.get("interactive"))
@@ -66,7 +66,7 @@ class JobWatch:
         return self._over
 
     def _is_over(self) -> bool:
-        """Whether the first process has ended, and after an order to end also the others."""
+        """Whether the first process has ended and, after an order to end, also all others."""
         try:
             while True:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -76,7 +76,7 @@ class JobWatch:
                     self._over = status, usage
                     if self._end_signals:
                         for left in (tree := descendants(os.getpid())):
-                            signal_in(tree, left, signal.SIGTERM)  # those with a session of their own were not told
+                            signal_in(tree, left, signal.SIGTERM)  # processes in another session did not get the signal
         except ChildProcessError:
             return True
         return self._over is not None and (not self._end_signals or signal.SIGKILL in self._end_signals)
@@ -104,8 +104,8 @@ class JobWatch:
         try:
             os.killpg(self.child, number)
             if self._interactive and number == signal.SIGTERM:
-                os.killpg(self.child, signal.SIGHUP)  # a shell that is used by hand ignores the other one
-        except ProcessLookupError:  # it has not made its session yet, or only others are left
+                os.killpg(self.child, signal.SIGHUP)  # an interactive shell ignores SIGTERM
+        except ProcessLookupError:  # it has no session yet, or only other processes are left
             if self._over is None:
                 os.kill(self.child, number)
 
@@ -131,7 +131,7 @@ class JobWatch:
                 self._wrote_at = now
 
     def _put_off(self) -> bool:
-        """Extend a job that is still writing; return false if it is not, or had its extension."""
+        """Postpone the end of a job that is still writing; return false if it is not, or had its full extension."""
         saving = time.monotonic() - self._wrote_at < _STILL_SAVING
         if not saving or self.extended >= self._longest_extension or self._plan[0][2] not in ("slot-end", "time-limit"):
             return False
