@@ -66,9 +66,9 @@ class VirtualGPU(GPUState):
         It is the largest context seen on such a GPU, plus the memory that the run reserves if every uncertain workspace
         has its largest likely size, plus one segment, because two runs of the same job differ by that much. With
         guessed workspaces or autocast it adds a fortieth, or the possible error of the least certain guess if that is
-        more, on GPUs whose kernels were not measured a twentieth, and what the run's assumptions add
-        (`upper_bound.py`). With guesses it adds no segment to these, which are a small one at least. Workspaces that
-        `cudnn.benchmark` only tries need no more than the card has.
+        more; on GPUs whose kernels were not measured, a twentieth; and the additions for the run's assumptions
+        (`upper_bound.py`). With guesses it adds no segment, because these additions are at least a small one.
+        Workspaces that `cudnn.benchmark` only tries need no more than the card has.
         """
         requests = self.memory.requests
         if not requests.tried_at:
@@ -157,7 +157,7 @@ class VirtualGPU(GPUState):
         try:
             if self.host.has_unfilled:
                 self.memory.closed = True
-                gc.collect()  # while what was there before is spared: garbage need not be filled
+                gc.collect()  # earlier objects are exempt; garbage need not be filled
             self._restore.close()
             self.host.close()
             self.memory.closed = True

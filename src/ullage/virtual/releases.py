@@ -107,7 +107,7 @@ RELEASES = (
     Release((2, 14), "13.0", 92400, "3.8"),
     Release((2, 15), "13.2", 92600, "3.9"),
 )
-MEASURED_CUDNN = "9.19"  # whose choices are known; other versions choose otherwise
+MEASURED_CUDNN = "9.19"  # its choices are known; other versions choose differently
 MEASURED, NEWEST = RELEASES[5], RELEASES[-1]
 
 

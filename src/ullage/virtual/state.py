@@ -27,7 +27,7 @@ from ullage.virtual.values.assumed_sizes import AssumedSizes
 from ullage.virtual.values.known_values import KnownValues
 from ullage.virtual.watching.step_calls import OperatorCalls
 
-_NAMES_SHOWN = 8  # of those that a note lists
+_NAMES_SHOWN = 8  # names in a note
 _Part = TypeVar("_Part")
 
 
@@ -77,16 +77,16 @@ class GPUState:
         self.libraries = Libraries(
             spec, self.release, self.memory, self.environment, self.take_outside, self.note, self.free_on_card
         )
-        self.operator = ""  # the one that runs now
-        self.doing: Callable[[str], None] = lambda what: None  # is told what takes long, and nothing when it is done
+        self.operator = ""  # the running one
+        self.doing: Callable[[str], None] = lambda what: None  # gets each long operation, and "" when it is done
         self.compiling = Stopwatch()  # of PyTorch's compiler
         self.calls = OperatorCalls()
         self.communication = Communication(self.calls)
         self.assumed_sizes = AssumedSizes()
         self.other_layouts = False  # whether there was a sparse tensor
-        self.refused: str | None = None  # what was last refused; code may have caught the exception
+        self.refused: str | None = None  # the last refusal; code may have caught the exception
         self.uncertainty = Uncertainty()
-        self.attention_kernels: set[str] = set()  # that `scaled_dot_product_attention` took
+        self.attention_kernels: set[str] = set()  # that `scaled_dot_product_attention` used
         self._notes: dict[tuple[str, str], int] = {}
         self._names: dict[tuple[str, str], list[str]] = {}  # that a note lists
         self._peaks_at_reset = self._needs_at_reset = 0, 0
@@ -163,7 +163,7 @@ class GPUState:
     def note(self, kind: str, text: str) -> None:
         """Add a line to the notes, where repeated lines are counted; `upper_bound.py` defines what a kind of note
         means."""
-        text = plain(text)  # it may have words of the script
+        text = plain(text)  # it may quote the script
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
 
     def note_name(self, kind: str, text: str, name: str) -> None:

@@ -1,16 +1,17 @@
 """Uncertainty of a run: guessed workspaces, assumptions, and parts left out.
 
-It is not always known which kernel a library selects, and a larger workspace can move everything after it. So the
+The kernel that a library selects is not always known, and a larger workspace can move everything after it. So the
 requests of a run can be repeated on a separate allocator, with each uncertain one at its largest size. The driver's
-placement of segments is imitated, too, and rings of large buffers, such as those of sharded weights, can need a whole
-buffer more for it. So with other ranks or guesses, the requests are also repeated with segments at rising addresses.
+placement of segments is imitated, too, and may differ: rings of large buffers, such as those of sharded weights, can
+need a whole buffer more. So with other ranks or guesses, the requests are also repeated with segments at rising
+addresses.
 
-Assumptions and parts left out widen the bound by their kind, `NOTE_MEANINGS`: by nothing where the maximum was assumed,
-or numbers were only printed; by a twentieth of the reserved memory where other kernels run than those that were
-measured, or nothing shows how much more there can be; by the activations for CUDA graphs, whose pool no other code can
-use, and for sparse products, of which many sizes leave more cached; by the cached memory where batches vary in size,
-since the number of batches in a long run that exceed all before them has a spread (three standard deviations) about as
-large as itself; and by the buffers of other connections where NCCL may use them.
+Assumptions and parts left out widen the bound by their kind, `NOTE_MEANINGS`: by nothing if the maximum was assumed, or
+numbers were only printed; by a twentieth of the reserved memory if kernels run that were not measured, or nothing shows
+how much more there can be; by the activations for CUDA graphs, whose pool no other code can use, and for sparse
+products, whose many sizes leave more memory cached; by the cached memory if batches vary in size, since the number of
+batches in a long run that exceed all before them has a spread (three standard deviations) about as large as itself; and
+by the buffers of other connections if NCCL may use them.
 """
 
 from collections.abc import Mapping
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 from ullage.text import AFTER_THE_TIME
 from ullage.virtual.cudnn.formulas import ConvolutionProblem, Workspace
 
-SPREAD_SHARE = 40  # a fortieth of the reserved memory: so much do runs differ with guessed kernels or autocast
-SURPRISES = 2  # wrong guesses that a bound allows for, of the size of the least sure one
+SPREAD_SHARE = 40  # a fortieth of the reserved memory: the spread of runs with guessed kernels or autocast
+SURPRISES = 2  # wrong guesses that a bound allows for, each of the size of the least certain one
 
-UNMEASURED_SHARE = 20  # a twentieth: so much do other kernels take than those that were measured
+UNMEASURED_SHARE = 20  # a twentieth: the allowance for kernels that were not measured
 
 ASSUMED, LEFT_OUT = "assumed", "left_out"
 NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range(5)  # what the bound adds
@@ -31,11 +32,11 @@ NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range
 class NoteMeaning(NamedTuple):
     group: str  # ASSUMED or LEFT_OUT
     what: str
-    covered: bool  # whether `upper` holds all the same
-    adds: int = A_TWENTIETH  # to `upper`: one of those above
+    covered: bool  # whether `upper` still holds
+    adds: int = A_TWENTIETH  # to `upper`: one of the constants above
 
 
-# By the kind that `GPUState.note` is called with. Notes of other kinds say nothing about memory.
+# By the kind that `GPUState.note` gets. Notes of other kinds say nothing about memory.
 NOTE_MEANINGS = {
     "shapes": NoteMeaning(ASSUMED, "data-dependent shapes at their maximum", True, NOTHING),
     "products": NoteMeaning(ASSUMED, "products of sparse matrices as full ones", False, THE_ACTIVATIONS),

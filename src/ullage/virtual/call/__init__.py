@@ -1,4 +1,4 @@
 """One operator call: the mode that sees it, the plan of what its kernel allocates, and the way to carry it out.
 
-Comes in: a call of an operator. Goes out: tensors without data, whose memory was requested in the order of CUDA.
+The input is a call of an operator; the output is tensors without data, whose memory was requested in the order of CUDA.
 """

@@ -69,7 +69,7 @@ _FLOATS_MATTER = (
 )
 
 
-# What PyTorch does itself, without an operator, where no mode watches: it keeps tensors for the backward pass.
+# PyTorch does this itself, without an operator, if no mode is active: it keeps tensors for the backward pass.
 _NO_WORK = ("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.is_pinned.default")
 
 _ALIGNED = "aten._fft_r2c.default"  # copies an input that does not begin at an even place
@@ -83,7 +83,7 @@ class VirtualMode(GPUMode):
         self._operators: dict[int, _Operator | _HigherOrderOperator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:  # a DTensor, say, calls operators of the plain tensors that it is made of; a FakeTensor has none
+        if types:  # a DTensor, say, calls operators on its plain tensors; a FakeTensor has none
             if any(hasattr(kind, "__tensor_flatten__") for kind in types):
                 return NotImplemented
             keys = layouts.keys_of(args) if self.gpu.other_layouts else None  # PyTorch detaches what a handler returned
@@ -99,7 +99,7 @@ class VirtualMode(GPUMode):
         return operator(args, kwargs or {})
 
 
-# Plans do not depend on the run, only on the call and the GPU: they are kept for the whole process.
+# Plans depend only on the call and the GPU, not on the run, so they are cached for the whole process.
 _plans: dict[tuple[Any, GPU | None], dict[Any, Plan]] = {}
 
 

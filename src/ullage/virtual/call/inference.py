@@ -78,7 +78,7 @@ def infer_by_pytorch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     )
 
 
-# Operators that make one element of each: from tensors of one size, row after row, and one type, another such tensor.
+# Elementwise operators: from contiguous tensors of one size and type, they make another such tensor.
 _WITH_NUMBER = ("add", "mul", "div", "lerp")
 _WITH_TENSOR = ("add", "sub", "mul", "div")
 _OF_ONE_OVERLOAD = (
@@ -142,7 +142,7 @@ def _simple(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | 
             return None
     given = [value for value in numbers if value is not None and value not in _APPROXIMATIONS]
     if not all(type(value) in (int, float) for value in given) or (None in numbers and not given):
-        return None  # what PyTorch refuses, it is to refuse in its own words
+        return None  # PyTorch raises its own error
     return Plan([Same(0) if name in _IN_PLACE else new(size, dtype)], single=True)
 
 

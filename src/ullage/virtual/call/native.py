@@ -141,7 +141,7 @@ class CUDAStandIn:
         try:
             self._guards[_CUDA] = self._noop_guard
             self._hooks.value = ctypes.addressof(watching)
-            with contextlib.suppress(RuntimeError):  # older versions raise where there is none
+            with contextlib.suppress(RuntimeError):  # older versions raise an error if there is none
                 torch._C._accelerator_getAccelerator()
             for entry in set(watched):
                 table[entry] = watching[entry] = yes
@@ -311,8 +311,8 @@ _ONE_AND_ZERO = {"x86_64": bytes.fromhex("b801000000 31d2 c3"), "aarch64": bytes
 def _native_guard() -> Any:
     """Return a device guard whose functions all answer 1 and 0.
 
-    As a kind of device that is CUDA, as a device cuda:0, as a stream its default stream, as a number of devices one, as
-    a question yes. Keep the result as long as it is in use.
+    Read as a kind of device, that is CUDA; as a device, cuda:0; as a stream, its default stream; as a number of
+    devices, one; as an answer, yes. Keep the result as long as it is in use.
     """
     machine = platform.machine().lower().replace("amd64", "x86_64").replace("arm64", "aarch64")
     if machine not in _ONE_AND_ZERO:
@@ -341,7 +341,7 @@ _STREAM_FUNCTIONS = {
 }
 
 
-# A function of the guard with as many arguments as there are registers for them; the first is the guard.
+# A function of the guard with as many arguments as fit in registers; the first is the guard.
 _GuardFunction = ctypes.CFUNCTYPE(_Pointer, *[_Pointer] * 6)
 when_sent_to_stream: list[Callable[[Any, int], None]] = []
 """The last of these is told of each storage that autograd sends to a node on another stream, and of that stream."""

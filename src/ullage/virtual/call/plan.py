@@ -117,9 +117,9 @@ class Plan:
     as_list: bool = False
     defaults: dict[int, Any] | None = None  # outputs that are plain numbers
     host_outputs: dict[int, torch.dtype] | None = None  # single numbers: in CPU tensors, unless captured
-    quick: Output = None  # the only output of a plan without steps; filled in by the mode
-    small: bool = False  # whether the values of an output can be followed; filled in by the mode
-    library: str = ""  # that the call runs in: its code, and for cuBLAS a workspace, is loaded at first use
+    quick: Output = None  # the only output of a plan without steps; set by the mode
+    small: bool = False  # whether the values of an output can be followed; set by the mode
+    library: str = ""  # that runs the call: its code, and for cuBLAS a workspace, is loaded at first use
     workspaces: dict[ConvolutionProblem, Workspace] | None = None  # of cuDNN, measured or guessed
     trials: list[tuple[ConvolutionProblem, Trial]] | None = None  # of `cudnn.benchmark`
     note: tuple[str, str] | None = None  # for `GPUState.note`, at each call
@@ -188,7 +188,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     gpu: GPU
-    infer: Callable[[], Plan]  # what PyTorch's own shape inference says
+    infer: Callable[[], Plan]  # runs PyTorch's own shape inference
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         return self.args[place] if len(self.args) > place else self.kwargs.get(name, default)
@@ -232,7 +232,7 @@ def tf32_for_products() -> bool:
     """Check whether products of float32 matrices may be rounded to TF32."""
     try:
         return bool(torch._C._get_cublas_allow_tf32())
-    except RuntimeError:  # set by the names of PyTorch 2.9, which the older ones do not answer for
+    except RuntimeError:  # it was set by the names of PyTorch 2.9, which the older name does not report
         return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
 
 
@@ -303,7 +303,7 @@ def written_places(func: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
     )
 
 
-# Questions about layouts that many CUDA kernels ask.
+# Checks of layouts that many CUDA kernels make.
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 

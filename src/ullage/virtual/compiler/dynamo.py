@@ -63,19 +63,19 @@ def _make_context(gpu: GPUState, replacements: Replacements, module: Any) -> Non
     seen: set[Any] = set()
 
     def init_gpu_context(device: Any = None) -> None:
-        """The real one makes a tensor, once for each device."""
+        """Make a tensor once for each device, as PyTorch does."""
         if device not in seen:
             seen.add(device)
             gpu.memory.take_in_turn(_CONTEXT_ELEMENT)
 
     for name in ("init_gpu_context", "init_cuda_context"):
         replacements.put_existing(module, name, init_gpu_context)
-    # Constants stay on the CPU until the program runs, as where PyTorch has no GPU to make them on.
+    # Constants stay on the CPU until the program runs, as in a PyTorch without a GPU.
     replacements.put(module.FakeTensorMode, "avoid_device_init", property(lambda self: True))
 
 
 def _lay_out_convolutions(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """Report cuDNN's layouts, which a build without it lacks: Inductor would expect another result than it gets."""
+    """Report cuDNN's layouts, which a build without cuDNN lacks: Inductor would expect a different result."""
     determine = torch._C._conv_determine_backend_memory_format
 
     def numbers(sizes: Any) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ def _lay_out_convolutions(gpu: GPUState, replacements: Replacements, module: Any
 
 
 def _make_constants_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """What is computed from constants alone is computed while a graph is traced, outside of its modes."""
+    """Compute expressions of constants on the virtual GPU: Dynamo does so while it traces, outside of its modes."""
     leave_fakes = module.unset_fake_temporarily
 
     @contextlib.contextmanager
@@ -146,7 +146,7 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
 
     @functools.wraps(translate)
     def __call__(self: Any, frame: Any, *args: Any, **options: Any) -> Any:
-        """Translate one frame; one that fails is run as it is, and so is one of ours, which PyTorch has called."""
+        """Translate one frame; run it unchanged if that fails, or if it is Ullage's own, called by PyTorch."""
         if frame.f_code.co_filename.startswith(_OURS):
             return as_it_is()
         begin = time.monotonic()
@@ -180,13 +180,13 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
 
 
 def _check_under_the_mode(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """Up to PyTorch 2.9 a guard knows whether there is a mode: made without ours, it would fail at every call."""
+    """Up to PyTorch 2.9 a guard checks whether there is a mode: made without Ullage's, it would fail at every call."""
     if release_of(torch.__version__).version <= (2, 9):
         replacements.put_inside(module.CheckFunctionManager, "__init__", lambda: gpu.mode)
 
 
 def _note_graphs_that_fail(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """For some errors of Inductor, Dynamo runs the function as it is and says nothing."""
+    """Note errors of Inductor for which Dynamo silently runs the function uncompiled."""
     compile_graph = module.OutputGraph._call_user_compiler
 
     @functools.wraps(compile_graph)
@@ -211,7 +211,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _begin_state_on_the_card(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """The state of a compiled optimizer is not traced: it is made while its step is compiled."""
+    """Make the state of a compiled optimizer on the virtual GPU: it is made, not traced, while its step is compiled."""
     call = module.OptimizerVariable.call_method
 
     def call_method(self: Any, tx: Any, name: str, *args: Any, **options: Any) -> Any:
@@ -222,7 +222,7 @@ def _begin_state_on_the_card(gpu: GPUState, replacements: Replacements, module: 
 
 
 def _forget_device(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """PyTorch remembers the properties of devices, and the functions that there were when it was imported."""
+    """Clear PyTorch's caches of device properties, and of functions that existed when it was imported."""
     interface = module.CudaInterface
 
     def take_functions() -> None:

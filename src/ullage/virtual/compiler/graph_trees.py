@@ -1,7 +1,7 @@
 """Inductor's trees of CUDA graphs on the virtual GPU: PyTorch's own code, over addresses of the allocator's blocks.
 
 Between recordings PyTorch restores the state that the trees' private pool had after an earlier graph, and makes tensors
-over the addresses of that graph's outputs. The functions of its C++ part for that are here.
+over the addresses of that graph's outputs. This module replaces the C++ functions for that.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ class GraphTrees:
 
     def __init__(self, gpu: GPUState) -> None:
         self._memory = gpu.memory
-        self._held: dict[int, Any] = {}  # by address: spans of a pool that was put back, which no tensor has
+        self._held: dict[int, Any] = {}  # by address: spans of a restored pool that no tensor owns
         self._tensors: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by storage
         self._raw_delete: Any = torch._C._cuda_cudaCachingAllocator_raw_delete
 

@@ -1,4 +1,4 @@
-"""Inductor on the virtual GPU: it writes the program of the real card; the kernels in it do nothing.
+"""Inductor on the virtual GPU: it writes the same program as for the real card, but the kernels in it do nothing.
 
 The buffers of the program and PyTorch's operators in it are counted as usual. A Triton kernel is written and never
 compiled. If several configurations of one are tried, the memory of these trials is allocated.
@@ -33,14 +33,14 @@ _SETTINGS = {
     "autotune_remote_cache": False,
 }
 _AUTOTUNED = "max-autotune times kernels on the GPU: what that takes is counted; PyTorch's own kernels are taken to win"
-_clocks: list[Any] = []  # that run now
+_clocks: list[Any] = []  # the running ones
 _BUFFER_OF_TRITON = 256 * MIB  # triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark
 _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
     def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        """What a compiled program allocates its buffers with."""
+        """Allocate a buffer of a compiled program."""
         gpu.operator = "inductor.empty_strided"
         return gpu.memory.tensor(size, stride, dtype, span_of_elements(size, stride) * dtype.itemsize)
 
@@ -72,7 +72,7 @@ def _configure(gpu: GPUState, replacements: Replacements, module: Any) -> None:
 
 
 def _forget_programs(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """A program holds the function that allocates its buffers."""
+    """Drop cached programs: a program holds the function that allocates its buffers."""
     module.PyCodeCache.cache_clear()
     replacements.on_undo(module.PyCodeCache.cache_clear)
 
@@ -151,7 +151,7 @@ def _leave_kernels_out(gpu: GPUState, replacements: Replacements, module: Any) -
         return launch(self, *args, **options)
 
     def precompile_config(self: Any, config: Any, *args: Any) -> _Kernel:
-        """A reduction that takes many registers is tried with smaller blocks beside, which take fewer.
+        """Prepare a configuration. A reduction that needs many registers is also tried with smaller blocks.
 
         The registers are approximate, by the number of values that a thread loads.
         """
@@ -172,7 +172,7 @@ def _time_roughly(gpu: GPUState, replacements: Replacements, module: Any) -> Non
     kind = getattr(module, "InductorBenchmarker", None)  # before PyTorch 2.7, Triton's do_bench, whose buffer is larger
 
     def benchmark_gpu(self: Any, _callable: Any, *args: Any, **options: Any) -> Any:
-        """As PyTorch's: the call by itself, then with a buffer that is as large as the cache of the card."""
+        """Time a call as PyTorch does: by itself, then with a buffer that is as large as the cache of the card."""
         with _on_the_card(gpu):
             _callable()
             size = _BUFFER_OF_TRITON if kind is None else torch.cuda.get_device_properties().L2_cache_size
@@ -190,14 +190,14 @@ def _time_roughly(gpu: GPUState, replacements: Replacements, module: Any) -> Non
     replacements.put(kind or module.TritonBenchmarker, "benchmark_gpu", benchmark_gpu)
 
 
-# How long operators would take, roughly: Inductor times a few alternatives on the card and takes the faster one. Only
-# large differences count: a product on tensor cores with odd sizes runs at about half the speed, a copy runs at the
-# speed of the memory, and every launch has its price.
+# Rough times of operators: Inductor times a few alternatives on the card and selects the fastest. Only large
+# differences count: a product on tensor cores with odd sizes runs at about half the speed, a copy runs at the speed of
+# the memory, and every launch takes time.
 
-_ODD_SIZES = 0.55  # of the speed of a product of even sizes, where a size is no multiple of 16 bytes
-_STRIDED = 2  # times as long takes a copy that is not contiguous
+_ODD_SIZES = 0.55  # of the speed of a product of even sizes, if a size is not a multiple of 16 bytes
+_STRIDED = 2  # times the time of a contiguous copy
 _PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-_KERNEL_S = 1.0  # seconds of a kernel of Triton's: what PyTorch has itself is taken before it
+_KERNEL_S = 1.0  # seconds of a Triton kernel, so that PyTorch's own kernel is preferred
 
 
 class Clock(_python_dispatch.TorchDispatchMode):

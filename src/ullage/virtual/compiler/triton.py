@@ -24,8 +24,8 @@ _FIRST_TAKEN = (
 _BY_GRAPHS = "Triton timed kernels by CUDA graphs of many launches, whose memory outside of PyTorch is not counted"
 _DESCRIPTOR_BYTES = 128  # of one tensor map, which a kernel that makes descriptors writes for each of its programs
 _DESCRIPTORS_SINCE = (9, 0)  # older cards have no tensor maps: descriptors become plain addresses
-_REGISTERS = 64  # a thread; what a compiled kernel would say is not known
-_MILLISECONDS = 1.0  # that every kernel takes: of equals an autotuner takes the first
+_REGISTERS = 64  # a thread; the number for a compiled kernel is unknown
+_MILLISECONDS = 1.0  # for every kernel: an autotuner selects the first of equal ones
 
 
 def install(gpu: GPUState, replacements: Replacements) -> None:
@@ -58,7 +58,7 @@ class _Utilities:
         }
 
     def load_binary(self, name: str, kernel: Any, shared: int, device: int) -> tuple[int, ...]:
-        """A kernel that was compiled by other means: a module, a function, registers, spills, threads of a block."""
+        """Load a kernel compiled by other means: return module, function, registers, spills, threads of a block."""
         loaded = (1, 1, _REGISTERS, 0, 1024)
         return loaded if self._loads_threads else loaded[:4]
 
@@ -75,7 +75,7 @@ class _Launcher:
         self.global_scratch_size = self.profile_scratch_size = 0
 
     def __call__(self, *args: Any, **options: Any) -> None:
-        """The launch."""
+        """Do nothing."""
 
 
 def _install_driver(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
@@ -114,7 +114,7 @@ class _Kernel:
         self.metadata = SimpleNamespace(name=name, shared=0, **given)
 
     def _init_handles(self) -> None:
-        """Nothing to load."""
+        """Do nothing: there is nothing to load."""
 
     def __getitem__(self, grid: Any) -> Any:
         return lambda *args, **options: self._launch(*args, grid=grid)
@@ -184,7 +184,7 @@ def _install_autotuner(gpu: GPUState, replacements: Replacements, module: Module
         return run(self, *args, **options)
 
     def time_again(self: Any, key: Any, configs: Any, bench: Any) -> bool:
-        """Nothing is read from the cache on the disk, which a first run does not find, and nothing written to it."""
+        """Neither read nor write the cache on the disk, which a first run does not have."""
         bench()
         return False
 

@@ -19,7 +19,7 @@ import torch.fx.experimental
 DYNAMO, UTILITIES = "torch._dynamo", "torch._dynamo.utils"
 SHAPES, SYMBOLS = "torch.fx.experimental.symbolic_shapes", "sympy"
 
-# What shape inference asks about conditions and sizes, for numbers that are no symbols.
+# Functions that shape inference calls on conditions and sizes, for numbers that are not symbols.
 _OF_NUMBERS: dict[str, Callable[..., bool]] = {
     "expect_true": bool,
     "guard_or_false": bool,
@@ -31,7 +31,7 @@ _OF_NUMBERS: dict[str, Callable[..., bool]] = {
     "sym_or": lambda *values: any(values),
     "sym_eq": lambda one, other: one == other,
 }
-# What it imports beside, and calls for symbols only.
+# Functions that it also imports, but calls for symbols only.
 _OF_SYMBOLS = ("free_unbacked_symbols", "guarding_hint_or_throw", "has_guarding_hint")
 
 
@@ -48,7 +48,7 @@ class _StandIn(types.ModuleType):
             self.__file__ = spec.origin
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks modules for names of its own: `__path__` of a package is what the import of a part of it asks for.
+        # Python itself reads names of modules: it reads a package's `__path__` to import a submodule.
         if name.startswith("__") and name != "__version__" and sys.modules.get(self.__name__) is self:
             is_package = self.__spec__ is not None and self.__spec__.submodule_search_locations is not None
             if name != "__path__" or not is_package:
@@ -67,11 +67,11 @@ class _StandIn(types.ModuleType):
 
 
 class _NoNumber:
-    """What no number is."""
+    """A class that no number belongs to."""
 
 
 class _NoSymbols(_StandIn):
-    """PyTorch's type promotion asks whether a number is a symbol; none is."""
+    """A stand-in for `sympy`: PyTorch's type promotion asks whether a number is a symbol, and none is."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "Basic" and sys._getframe(1).f_globals.get("__name__") == "torch._prims_common":
@@ -100,7 +100,7 @@ class _NoCompiler:
                     setattr(parent, module.__name__.rpartition(".")[2], module)
 
     def remove(self) -> None:
-        """Restore the real modules, which PyTorch's functions then ask again which functions to exclude."""
+        """Restore the real modules; functions excluded meanwhile then ask the real compiler again."""
         for parent, module in self._places:
             if sys.modules.get(module.__name__) is module:
                 del sys.modules[module.__name__]
@@ -112,7 +112,7 @@ class _NoCompiler:
         self._left_alone.clear()
 
     def _disable(self, function: Any = None, *_: Any, **__: Any) -> Any:
-        """A function that must not be compiled is itself."""
+        """Return the function unchanged: without a compiler there is nothing to exclude."""
         if function is None:
             return lambda inner: inner
         self._left_alone.add(function)

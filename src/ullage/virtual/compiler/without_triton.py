@@ -1,4 +1,4 @@
-"""torch.compile without Triton: Inductor cannot write its kernels then, so the eager code runs, which is noted."""
+"""torch.compile without Triton: Inductor cannot write its kernels then, so the eager code runs, with a note."""
 
 import functools
 from types import ModuleType
@@ -47,7 +47,7 @@ def _note_compiled(gpu: GPUState, mode: Any) -> None:
 
 
 def _noted_when_called(gpu: GPUState, function: Any, mode: Any) -> Any:
-    """A library may compile functions that nobody calls."""
+    """Return a function that adds the note when called: a library may compile functions that it never calls."""
     note_once = functools.cache(_note_compiled)
 
     @functools.wraps(function)
@@ -59,7 +59,7 @@ def _noted_when_called(gpu: GPUState, function: Any, mode: Any) -> Any:
 
 
 def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) -> None:
-    """What was compiled before the `with` statement runs eagerly inside it."""
+    """Run functions eagerly that were compiled before the `with` statement."""
     stance = getattr(module, "DynamoStance", None)
     if stance is not None:
         replacements.put(module, "_stance", stance(stance="force_eager"))

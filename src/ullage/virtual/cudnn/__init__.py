@@ -1,4 +1,4 @@
-"""Convolutions: which library runs them, which copies PyTorch makes, and how large cuDNN's workspace is.
+"""Convolutions: the library that runs them, the copies that PyTorch makes, and the size of cuDNN's workspace.
 
 `data/` holds workspaces that were measured on an H200, and decision trees that were fitted to them.
 """

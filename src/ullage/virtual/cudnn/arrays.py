@@ -1,4 +1,4 @@
-"""Files of arrays, a fifth smaller than NumPy's own: by gzip where millions of numbers are read, by xz where few are.
+"""Files of arrays, a fifth smaller than NumPy's own: gzip for millions of numbers, xz for few.
 
 A line of JSON names the arrays, their types and shapes. Their bytes follow, for each array all first bytes of its
 numbers, then all second bytes, and so on: the higher ones of neighbours are alike. Needs NumPy.
@@ -13,11 +13,11 @@ from typing import IO, Any
 
 from ullage.errors import MissingPackage, UnsupportedPlatform
 
-HEADER = "header"  # comes first in a file, to be read without the rest
+HEADER = "header"  # the first array in a file, so that it can be read without the rest
 
 
 def needed_numpy() -> Any:
-    """NumPy, which the Python that runs a script may not have; without convolutions it needs none."""
+    """Return NumPy, which the Python of a script may lack; it is needed for convolutions only."""
     try:
         import numpy
     except ModuleNotFoundError:
@@ -30,7 +30,7 @@ def _opened(path: Path, mode: str) -> IO[bytes]:
         return gzip.GzipFile(path, mode, mtime=0)  # type: ignore[return-value]
     try:
         import lzma
-    except ModuleNotFoundError:  # some build Python without it
+    except ModuleNotFoundError:  # some builds of Python lack it
         raise UnsupportedPlatform(
             "estimates of convolutions need Python's module lzma, without which this Python was built; install "
             "liblzma-dev and build it again, or take another Python"
@@ -42,7 +42,7 @@ def _opened(path: Path, mode: str) -> IO[bytes]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name to a file that ends in .gz or .xz; those whose names end alike lie side by side."""
+    """Write arrays by name to a file that ends in .gz or .xz; those with the same end of their names are adjacent."""
     np = needed_numpy()
     names = sorted(arrays, key=lambda name: (name != HEADER, name.rpartition("_")[::-1]))
     columns = [np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape) for name in names]
@@ -61,7 +61,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The JSON of a table's first array, without the rest of the file."""
+    """Return the JSON of a table's first array, without reading the rest of the file."""
     with _opened(path, "rb") as file:
         (_, kind, shape), *_ = json.loads(file.readline())
         return header_of(_array(file, kind, shape))

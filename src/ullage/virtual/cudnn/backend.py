@@ -1,11 +1,11 @@
-"""Asks cuDNN itself which plans it has for a convolution, and how much workspace each would take.
+"""Queries of cuDNN: the plans that it has for a convolution, and the workspace of each.
 
 cuDNN is asked through its backend interface, with the graph that PyTorch builds for the problem
 (aten/src/ATen/native/cudnn/Conv_v8.cpp). A question needs no tensor and runs no kernel: 0.5 ms for the first choice, 5
 ms for all candidates.
 
-cuDNN's licence is for machines with NVIDIA's GPUs, so a question is only asked where PyTorch runs on a real one; also
-about another GPU, by a description of that.
+cuDNN's licence is for machines with NVIDIA's GPUs, so cuDNN is only queried where PyTorch runs on a real one, also
+about another GPU, given its description.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ _NOTE_TYPE, _DESCRIPTOR_TYPE, _INT32_TYPE, _CHAR_TYPE = 11, 15, 23, 24
 _DATA_TYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 9}
 _CROSS_CORRELATION = 1
 INSTANT, FALLBACK = 0, 2
-_ALIGNMENT = 32  # what PyTorch says of tensors that begin at a block of its allocator
+_ALIGNMENT = 32  # PyTorch's value for tensors that begin at a block of its allocator
 
 
 class CudnnError(UllageError):
@@ -59,7 +59,7 @@ class Cudnn:
 
     @property
     def version(self) -> int:
-        """Such as 91900."""
+        """The version, such as 91900."""
         self._library.cudnnGetVersion.restype = ctypes.c_size_t
         return int(self._library.cudnnGetVersion())
 
@@ -76,7 +76,7 @@ class Cudnn:
             self._destroy(device)
 
     def first(self, problem: ConvolutionProblem, tf32: bool = True) -> int | None:
-        """The workspace of what PyTorch takes without `cudnn.benchmark`; `None` if cuDNN has no plan."""
+        """Return the workspace of PyTorch's plan without `cudnn.benchmark`; `None` if cuDNN has no plan."""
         for candidate in self.candidates(problem, modes=(INSTANT,)):
             if candidate.allowed(problem.kind, tf32):
                 return candidate.workspace
@@ -200,7 +200,7 @@ def _int64s(values: Sequence[int]) -> Any:
 
 
 def _loaded_library() -> ctypes.CDLL:
-    """The cuDNN that PyTorch has loaded, and no other."""
+    """Return the cuDNN that PyTorch has loaded, and no other."""
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     for name in ("libcudnn.so", "libcudnn_graph.so"):
         for path in sorted(path for path in mapped if Path(path).name.startswith(name)):

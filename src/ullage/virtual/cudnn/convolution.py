@@ -50,7 +50,7 @@ def _problem(
 
 
 class _Run:
-    """The steps of one call, and the workspaces that it takes on the way."""
+    """The steps of one call, and the workspaces that it allocates between them."""
 
     def __init__(self, ask: Ask) -> None:
         self.steps, self.ask, self.library = Steps(), ask, ""
@@ -58,7 +58,7 @@ class _Run:
         self.trials: list[tuple[ConvolutionProblem, Trial]] = []
 
     def copy(self, tensor: Operand, channels_last: bool) -> tuple[Operand, int | None]:
-        """`tensor.contiguous(format)`, and the number of its temporary for `drop`."""
+        """Do `tensor.contiguous(format)`; return the copy and the number of its temporary for `drop`."""
         size = copy_bytes(tensor, channels_last)
         place = self.steps.take(size) if size else None
         return laid_out(tensor, channels_last), place
@@ -69,7 +69,7 @@ class _Run:
                 self.steps.free(place)
 
     def workspace(self, problem: ConvolutionProblem) -> None:
-        """cuDNN's workspace lives as long as the kernel."""
+        """Allocate cuDNN's workspace, which lives as long as the kernel."""
         answer = self.ask(problem)
         self.workspaces[problem] = answer.winner if isinstance(answer, Trial) else answer
         if isinstance(answer, Trial):
@@ -163,7 +163,7 @@ def forward_plan(
 
 
 def _columns(source: Operand, weight: Operand, out: Sequence[int], settings: ConvolutionSettings) -> int:
-    """Bytes of one sample's columns, those of one group (ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu)."""
+    """Return the bytes of one sample's columns in one group (ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu)."""
     space = math.prod((source.size if settings.transposed else out)[2:])
     return math.prod(weight.size[1:]) * space * source.dtype.itemsize
 
@@ -256,7 +256,7 @@ def _cudnn_back(
     if settings.transposed:
         grad, place = run.copy(grad, wanted)
         copies.append(place)
-    elif suggests_channels_last(grad) is not wanted:  # Tensor.to(memory_format) goes by what the strides suggest
+    elif suggests_channels_last(grad) is not wanted:  # Tensor.to(memory_format) reads the format off the strides
         grad = grad._replace(stride=strides_of(grad.size, wanted))
         copies.append(run.steps.take(grad.nbytes))
     outputs: list[Output] = [None, None]
@@ -270,7 +270,7 @@ def _cudnn_back(
 
 
 def _asker(call: Call) -> Ask:
-    """Who knows the workspaces on this GPU: its own cuDNN, where that is asked, or else tables and trees."""
+    """Return the source of workspaces on this GPU: its own cuDNN, if that is queried, or else tables and trees."""
     spec, get = call.gpu, torch._C
     kind = spec.compute_capability, spec.sms
     deterministic = get._get_cudnn_deterministic() or get._get_deterministic_algorithms()

@@ -1,8 +1,8 @@
 """Answers of this machine's cuDNN about convolutions on its own card: the exact version and card.
 
-That needs a real GPU, and an estimate has a virtual one, so another process asks (`backend.serve`). Answers are stored
-in the user's cache folder, in a file for each version of cuDNN and kind of card, in the form of `ullage measure cudnn`.
-Without access to cuDNN, tables and trees answer, and a note says why.
+That needs a real GPU, and an estimate has a virtual one, so another process queries it (`backend.serve`). Answers are
+stored in the user's cache folder, in a file for each version of cuDNN and kind of card, in the form of `ullage measure
+cudnn`. Without access to cuDNN, tables and trees answer, and a note says why.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from ullage.virtual.cudnn.formulas import (
 )
 
 ENTRY = "ullage.virtual.cudnn.backend:serve"
-_START, _ANSWER = 120.0, 60.0  # seconds: until it can be asked, and for some questions
+_START, _ANSWER = 120.0, 60.0  # seconds: to start, and to answer some questions
 _AT_ONCE = 64  # questions
 
 HIDDEN = "cuDNN could not be asked on this card, which is hidden from CUDA: its choices are guessed"
@@ -207,7 +207,7 @@ class Answers:
             self._known = {}
             with contextlib.suppress(OSError):
                 for line in self.path.read_text().splitlines():
-                    with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill tore
+                    with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill cut off
                         self.learn(json.loads(line))
         return self._known
 
@@ -258,7 +258,7 @@ def asking(card: GPU, cudnn: int | None = None, python: Interpreter | None = Non
         yield answers
 
 
-# What the plans mean for memory.
+# The memory of plans.
 
 
 def first(plans: Plans, problem: ConvolutionProblem, tf32: bool, deterministic: bool) -> Workspace | None:

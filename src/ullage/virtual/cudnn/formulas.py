@@ -48,7 +48,7 @@ class ConvolutionProblem(NamedTuple):
 
 
 class Lengths:
-    """A problem in whole numbers, or many in columns of them: what rules, trees and the network go by.
+    """A problem in whole numbers, or many in columns of them: the input of rules, trees and the network.
 
     A `row` is the form in data files: dimensions, type (a place in `KINDS`), channels last, batch, channels and outputs
     of a group, groups; then three each of: source, filter, stride, padding, dilation. `threes` are taps in pieces of
@@ -133,7 +133,7 @@ class Formula(NamedTuple):
     out: int
     weight: int
     partial: int
-    partials: int  # how many; a negative number counts them by the sample
+    partials: int  # their number; a negative number counts them for each sample
     constant: int
     per_group: int
     buffer: int = 0  # which of `Terms.buffers`
@@ -149,7 +149,7 @@ class Terms(NamedTuple):
     partial: tuple[int, ...]  # one partial result: the tensor that is computed, in single precision
     batch: int
     groups: int
-    buffers: tuple[int, ...] = (0,)  # what the method of a plan keeps beside copies, see `buffers`
+    buffers: tuple[int, ...] = (0,)  # of a plan's method, besides copies, see `buffers`
 
 
 # Places in `Terms.buffers`.
@@ -158,7 +158,7 @@ NEEDED, NEEDED_BY_GROUP = 9, 10  # `needed_copies`, with what aligns them once o
 AT_ONCE, AT_ONCE_BUT_FILTER = 11, 12  # padded copies of the groups that are computed at once
 PACKED, PACKED_BUT_FILTER = 13, 14  # copies of all groups, packed as `packed_channels` says
 PADDED_PHASES = 15  # of the groups that are computed at once, with what aligns them
-OTHER_WINOGRAD = 16  # with samples in multiples where `WINOGRAD` takes them as they are, and the other way round
+OTHER_WINOGRAD = 16  # with padded batches where `WINOGRAD` does not pad them, and the other way round
 BY_SAMPLE = 17  # filters of a depthwise convolution for each sample
 SINGLES = 18  # copies of all tensors in single precision
 
@@ -219,7 +219,7 @@ def by_shares(shares: dict[int, float], size: int, parts: Terms) -> Workspace:
     return Workspace(size, largest, guessed=True, surprise=int(all_copies(parts) * against))
 
 
-# What a workspace can be made of.
+# The possible parts of a workspace.
 
 
 def terms(problem: ConvolutionProblem) -> Terms:
@@ -285,7 +285,7 @@ def _copies_at_once(groups: int, parts: Terms) -> tuple[int, int]:
     return tensors + parts.weight[PADDED] // groups * at_once, tensors
 
 
-_SPARE = 16  # bytes beside copies, to align them
+_SPARE = 16  # bytes in addition to copies, to align them
 
 
 def needed_copies(problem: ConvolutionProblem) -> int:
@@ -312,7 +312,7 @@ def tile_bytes(problem: ConvolutionProblem, width: int) -> int:
 
 
 _WINOGRAD_TILES = {3: 4, 5: 9}  # by the side of the filter: results along one side of a tile
-_WINOGRAD_BATCH = 16  # of a multiple of so many samples
+_WINOGRAD_BATCH = 16  # samples, of which batches are padded to a multiple
 
 
 def winograd_bytes(problem: ConvolutionProblem, other: bool = False) -> int:
@@ -340,7 +340,7 @@ def winograd_bytes(problem: ConvolutionProblem, other: bool = False) -> int:
 
 
 def phase_bytes(problem: ConvolutionProblem) -> int:
-    """Copies for a strided data gradient computed without strides: pixels a stride apart become channels."""
+    """Return the copies for a strided data gradient computed without strides: pixels a stride apart become channels."""
     if problem.direction != DATA or max(problem.stride) == 1:
         return 0
     lengths, taps, out = _phases(problem)
@@ -369,7 +369,7 @@ def padded_phase_bytes(problem: ConvolutionProblem) -> int:
     return (ITEM_BYTES[problem.kind] * size + _SPARE) * min(groups, GROUPS_AT_ONCE)
 
 
-_SAMPLE_UNIT, _SAMPLE_COPIES = 32, 8  # channels, and how many sums a sample has
+_SAMPLE_UNIT, _SAMPLE_COPIES = 32, 8  # channels, and the sums of a sample
 
 
 def sample_bytes(problem: ConvolutionProblem) -> int:
@@ -382,7 +382,7 @@ def sample_bytes(problem: ConvolutionProblem) -> int:
 
 
 def _phases(problem: ConvolutionProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Lengths of source, filter and output of a strided data gradient whose strides have become channels."""
+    """Return source, filter and output lengths of a strided data gradient whose strides have become channels."""
     lengths = tuple(-(-length // step) for length, step in zip(problem.source[2:], problem.stride, strict=True))
     taps = tuple(
         (step - 1 + padding) // step + (length - 1 - padding) // step + 1

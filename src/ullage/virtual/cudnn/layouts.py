@@ -69,7 +69,7 @@ def channels_last_strides(size: Sequence[int]) -> tuple[int, ...]:
 
 
 def suggests_channels_last(tensor: Operand) -> bool:
-    """c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d: what `suggest_memory_format` goes by."""
+    """c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d: the test of `suggest_memory_format`."""
     size, stride = tensor.size, tensor.stride
     if len(size) not in (4, 5) or stride[1] == 0:
         return False

@@ -6,7 +6,7 @@ cluster, the number of parts of a split sum. A network guesses the plan (`networ
 A plan's workspace is copies of tensors and a constant, selected by a small tree for each engine, and partial sums:
 
 - A persistent kernel gives whole waves of tiles to the clusters of the GPU. The remaining tiles are split among all
-  clusters, each of which keeps its part in single precision; counters for a tree of additions come on top.
+  clusters, each of which keeps its part in single precision, and adds counters for a tree of additions.
 - A sliced kernel keeps buffers of each tile, of filters all slices but one, and counters.
 - A split kernel keeps each part of the filter's gradient, and a matrix product each part of its result.
 - An indexed kernel keeps a table for each group that it works on: the place of each product's factor, or counters; and
@@ -15,7 +15,7 @@ A plan's workspace is copies of tensors and a constant, selected by a small tree
 A large tree for each engine decides the number of parts of a sum. cuDNN seems to have such trees, too: they find it
 from the plain lengths, and worse from numbers derived from these.
 
-Only the H200 was asked.
+These rules come from the cuDNN of an H200 alone.
 """
 
 import tomllib
@@ -43,7 +43,7 @@ _SEEN_KNOBS = (TILE, SPLIT_K_BUFFERS, TILE_K, INDEX_MODE, WORKSPACE_KNOB, CLUSTE
 
 
 def figures_of(what: str) -> dict[str, Any]:
-    """The figures about the cuDNN and the card that were measured; another file is for another cuDNN or card."""
+    """Return the figures of the measured cuDNN and card; another cuDNN or card has another file."""
     return tomllib.loads((DATA_FOLDER / f"{what}-cudnn{MEASURED_CUDNN}-sm_90.toml").read_text(encoding="utf-8"))
 
 
@@ -64,7 +64,7 @@ _TILES, _SLICED_TILES = (
 )
 MULTIPROCESSORS: int = _ENGINES["multiprocessors"]
 _CLUSTERS: dict[int, int] = {int(size): count for size, count in _ENGINES["clusters"].items()}
-MOST_UNITS = 1 << 20  # of what a product keeps: a tree names their number, plus this times the kind of unit
+MOST_UNITS = 1 << 20  # units that a product keeps: a tree gives their number, plus this times the kind of unit
 _DEPTH = 64  # of the products that a block adds at once
 AS_MANY_AS_FIT = 1  # parts, as the trees name them; 0 is none
 
@@ -118,8 +118,8 @@ def matrix(direction: str, inner: Any, outer: Any, samples: Any) -> tuple[Any, A
     return {FORWARD: (samples, outer, inner), DATA: (samples, inner, outer), FILTER: (outer, inner, samples)}[direction]
 
 
-# What a product keeps: pieces of 16 bytes, KiB, or parts of its result in single precision: as it is, with or without a
-# constant, with rows or columns in multiples of 32, or in whole tiles.
+# Units that a product keeps: pieces of 16 bytes, KiB, or parts of its result in single precision: as it is, with or
+# without a constant, with rows or columns in multiples of 32, or in whole tiles.
 PIECES, KIBS, RESULTS, BARE_RESULTS, TALL_RESULTS, WIDE_RESULTS, TILED_64, TILED_128 = range(8)
 _MULTIPLES = {TALL_RESULTS: (32, 1), WIDE_RESULTS: (1, 32), TILED_64: (64, 64), TILED_128: (128, 128)}
 AIMED = 8  # added to one of these: the number is how many parts were aimed at

@@ -45,7 +45,7 @@ from ullage.virtual.releases import MEASURED_CUDNN
 # The table and the trees. `ullage lab train convolutions` writes them; they are read at the first convolution.
 
 TABLE = f"convolution_table-cudnn{MEASURED_CUDNN}-sm_90.gz"
-PLAN_NETWORK = f"plan_network-cudnn{MEASURED_CUDNN}-sm_90.npz"  # which plan cuDNN names, and what a plan takes
+PLAN_NETWORK = f"plan_network-cudnn{MEASURED_CUDNN}-sm_90.npz"  # cuDNN's plan, and the workspace of a plan
 PLAN_TREES = f"plan_trees-cudnn{MEASURED_CUDNN}-sm_90.xz"
 TRIAL_TABLE, TRIAL_TREES = "trial_table.gz", "trial_trees.xz"
 OTHERS, TRANSFORM = "o", "t"  # the largest plan without Fourier transforms, and whether there is one with them
@@ -59,7 +59,7 @@ def trees_of(capability: tuple[int, int] | None) -> str:
     return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.xz"
 
 
-# 1 in 17.7 million problems that were never measured is taken for one of the 996,558 in the table.
+# 1 in 17.7 million problems that were never measured has the hash of one of the 996,558 in the table.
 HASH_BITS = 44
 
 
@@ -172,8 +172,8 @@ def features(problem: ConvolutionProblem) -> list[int]:
         "group_outputs_alignment": min(outer & -outer, 256),
         "out_rows": rows,  # rows of the output as a matrix
         "source_rows": source_rows,
-        "depth": depth,  # of the matrix product that the forward pass amounts to
-        "data_depth": outer * size.taps,  # and the data gradient
+        "depth": depth,  # of the forward pass as a matrix product
+        "data_depth": outer * size.taps,  # the same of the data gradient
         "forward_tiles_128": tiles,  # tiles of 128 by 128 that cover the result
         "filter_tiles_128": filter_tiles,
         "data_tiles_128": data_tiles,
@@ -190,9 +190,9 @@ def features(problem: ConvolutionProblem) -> list[int]:
         "data_tiles_64": -(-source_rows // 64) * -(-inner // 64) * groups,
         "filter_tiles_64": -(-outer // 64) * -(-depth // 64) * groups,
         "source_pixels_alignment": _multiple(size.pixels),
-        "channels_alignment": _multiple(inner | outer),  # what both numbers of channels are multiples of, up to 16
+        "channels_alignment": _multiple(inner | outer),  # of both numbers of channels, up to 16
         "all_lengths_alignment": _multiple(inner | outer | size.pixels | size.out_pixels),
-        "padded_inputs_per_1000": 1000 * size.wide // inner,  # what padding to 16 bytes costs
+        "padded_inputs_per_1000": 1000 * size.wide // inner,  # the cost of padding to 16 bytes
         "padded_outputs_per_1000": 1000 * size.tall // outer,
         "padded_weight_per_1000": 1000 * size.wide * size.tall // (inner * outer),
         "tiles_filled_per_1000": 1000 * tiles // round_up(tiles, MULTIPROCESSORS),  # how well tiles fill an H200
@@ -395,9 +395,9 @@ def trial(
 ) -> Trial:
     """Return the plans that `cudnn.benchmark` tries for a problem: by cuDNN for this kind of GPU, or else by the trees.
 
-    The fastest plan is assumed to be cuDNN's first: so it was, in memory, for 83 % of the problems that were run. One
-    with Fourier transforms never was, of 57, with filters of at most 3x3 pixels. The bound allows for one that copies
-    all tensors. Not covered: switches that exclude the largest plan, which is rare.
+    The fastest plan is assumed to be cuDNN's first: its memory was the same for 83 % of the measured problems. None of
+    57 plans with Fourier transforms was the fastest, with filters of at most 3x3 pixels. The bound allows for a plan
+    that copies all tensors. Not covered: switches that exclude the largest plan, which is rare.
     """
     first = workspace(problem, capability, multiprocessors, tf32, deterministic)
     if problem.kind not in ITEM_BYTES:

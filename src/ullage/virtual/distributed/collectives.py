@@ -73,7 +73,7 @@ def collective(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return None if returned == 0 else done if returned == 1 else (args[0], done)
 
 
-# By the name of a collective in NCCL, how its names here begin.
+# By the name of a collective in NCCL, the beginnings of its names here.
 _OPERATIONS = {
     "all_reduce": ("allreduce", "all_reduce"),
     "reduce_scatter": ("reduce_scatter", "_reduce_scatter"),
@@ -130,8 +130,8 @@ def move(gpu: GPUState, name: str, args: tuple[Any, ...], group: Any) -> None:
 
 
 def _moves(name: str, args: tuple[Any, ...], rank: int, size: int, factor: int) -> Iterator[Move]:
-    """What a collective writes, under its name in Ops.cpp or in Functional.cpp; a single tensor on either side holds
-    the pieces of all ranks, a list of lists has a tensor for each."""
+    """Yield the writes of a collective, by its name in Ops.cpp or in Functional.cpp; a single tensor on either side
+    holds the pieces of all ranks, a list of lists has a tensor for each."""
     first, second = args[0], args[1] if len(args) > 1 else None
     operation = _operation(name)
     if operation in ("all_reduce", "reduce"):
@@ -263,7 +263,7 @@ def functional(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     operation = _operation(name)
     if group.size() > 1 and operation is not None:
         size = max(sum(tensor.nbytes for tensor in tensors) for tensors in (outputs, given))
-        # By a DTensor in a forward pass: then the ranks work on the same samples.
+        # Called by a DTensor in a forward pass, so the ranks work on the same samples.
         forward = gpu.calls.part == FORWARD and not in_backward()
         of_activations = forward and any(tensor.is_floating_point() for tensor in given)
         number = groups.exchange(operation, group, size, of_activations=of_activations)

@@ -57,7 +57,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(_c10d.Work, "wait", _wait(gpu, groups))
     replacements.put(torch._C.Future, "then", _then(groups))
     replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 asks
-    # What DistributedDataParallel logs of its run needs CUDA's timers; its reducer starts them by counting iterations.
+    # The log of DistributedDataParallel needs CUDA's timers; its reducer starts them by counting iterations.
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:
         replacements.put(homes[0].Reducer, "prepare_for_forward", lambda self: None)
@@ -76,7 +76,7 @@ class _ProcessGroupNCCL:
     """Options and a class that a build without CUDA lacks: scripts make options, and PyTorch checks backends."""
 
     class Options:
-        """How a communicator is made; none of it changes what is sent."""
+        """Options of a communicator, without an effect on messages."""
 
         def __init__(self, is_high_priority_stream: bool = False) -> None:
             self.is_high_priority_stream = is_high_priority_stream
@@ -89,7 +89,7 @@ class Groups:
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
-        self._backends: dict[str, str] = {}  # of groups that stand, by name
+        self._backends: dict[str, str] = {}  # of existing groups, by name
         self._ranks: dict[str, list[int]] = {}
         self._communicators: set[str] = set()
         self._stashed: list[tuple[int, list[torch.Tensor]]] = []
@@ -141,11 +141,11 @@ class Groups:
             if not self._gpu.spec.context_measured:
                 self._gpu.note("distributed", _NCCL)
 
-    # DDP waits for the futures of its collectives and not for the works, so nobody but NCCL's watchdog lets go of the
-    # tensors (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It looks every 100 ms; on an H200 a call of the
-    # allocator came every 17 to 50 microseconds. A kernel is loaded when it is first used, which takes some 20 ms: with
-    # the ten of a foreach AdamW, or the six that clip gradients, the watchdog had looked before DDP built its buckets
-    # anew, with the two or three of SGD or of a fused AdamW it had not.
+    # DDP waits for the futures of its collectives and not for the works, so only NCCL's watchdog releases the tensors
+    # (ProcessGroupNCCL.cpp, `stashed_for_allocator_safety_`). It wakes every 100 ms; on an H200 a call of the allocator
+    # came every 17 to 50 microseconds. A kernel is loaded at its first use, which takes some 20 ms: with the ten of a
+    # foreach AdamW, or the six that clip gradients, the watchdog had woken before DDP rebuilt its buckets; with the
+    # two or three of SGD or of a fused AdamW it had not.
 
     def keep(self, tensors: list[torch.Tensor]) -> None:
         """Keep the tensors of an asynchronous collective of DDP until the watchdog has seen its end."""
@@ -254,7 +254,7 @@ def _process_groups(gpu: GPUState, groups: Groups, home: Any) -> dict[str, Any]:
 
     def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **options: Any) -> Any:
         if not groups.eager or not split_ranks:
-            return home_split(parent_pg, split_ranks, *args, **options)  # PyTorch says what is wrong
+            return home_split(parent_pg, split_ranks, *args, **options)  # PyTorch raises its own error
         parent = torch.distributed.get_process_group_ranks(parent_pg or home.group.WORLD)
         parts = [[parent[place] for place in part] for part in split_ranks]
         own = next((part for part in parts if torch.distributed.get_rank() in part), None)
@@ -326,12 +326,12 @@ def work_that_is_done(results: list[torch.Tensor]) -> Any:
 def _done(results: list[torch.Tensor]) -> Any:
     future: Any
     if results:
-        future = torch._C.fork(lambda: results)  # with the type of the list, which DDP's hooks in C++ look at
+        future = torch._C.fork(lambda: results)  # with the type of the list, which DDP's hooks in C++ check
     else:
         future = torch.futures.Future()
         future.set_result(results)
     return _c10d._create_work_from_future(future)
 
 
-_KERNELS_OF_A_LOOK = 6  # that are loaded while the watchdog sleeps
-_WATCHDOG, _LATE_WATCHDOG = 2000, 6000  # calls of the allocator until it looks: in the mean, and at most
+_KERNELS_OF_A_LOOK = 6  # kernels that are loaded while the watchdog sleeps
+_WATCHDOG, _LATE_WATCHDOG = 2000, 6000  # calls of the allocator until it wakes: on average, and at most

@@ -24,7 +24,7 @@ from ullage.virtual.state import GPUState
 _LIKE_ANOTHER = "recv_object_list: what another rank sends was taken to be like what the first one, or this one, sends"
 _FROM_ANOTHER = "{what}: what another rank sends is not known; the objects stayed as they were"
 _TO_ONE = "to one"
-_MOST_KEPT = 4 * MIB  # bytes of objects that are told to other ranks
+_MOST_KEPT = 4 * MIB  # bytes of objects that are kept for other ranks
 
 
 class ObjectMessages:
@@ -56,17 +56,17 @@ class ObjectMessages:
         raise UnsupportedOperation("this rank waits for objects of another one, which nobody sends")
 
     def tell(self, what: str, objects: list[Any]) -> None:
-        """This rank sends objects to all ranks of a group."""
+        """Record objects that this rank sends to all ranks of a group."""
         packed = b""
         with contextlib.suppress(Exception):  # whatever their own code raises
             packed = pickle.dumps(objects)
         if self._packed_bytes + len(packed) > _MOST_KEPT:
             packed = b""
         self._packed_bytes += len(packed)
-        self.sent.setdefault(what, []).append(packed)  # with an empty one in the place of what is not kept
+        self.sent.setdefault(what, []).append(packed)  # an empty text replaces an object that is not kept
 
     def hear(self, what: str) -> list[Any] | None:
-        """The objects that another rank sends to all, if they are known."""
+        """Return the objects that another rank sends to all, if they are known."""
         known, place = self.received.get(what, []), self._taken[what]
         self._taken[what] += 1
         if place < len(known) and known[place]:
@@ -180,7 +180,7 @@ def _while_groups_stand(groups: Any, home: Any, here: Any) -> Any:
         named["group"] = named["group"] or home.group.WORLD
         if home._rank_not_in_group(named["group"]):
             return None
-        if groups.backend(named["group"]) == "nccl":  # whose objects travel by the GPU
+        if groups.backend(named["group"]) == "nccl":  # which sends objects by way of the GPU
             groups.communicate(named["group"])
         taken = inspect.signature(here).parameters
         rest = any(each.kind is each.VAR_KEYWORD for each in taken.values())
@@ -215,7 +215,7 @@ class _Packer(pickle.Pickler):
         return NotImplemented
 
 
-# What other ranks hold of an optimizer's states, where this one asks for it
+# Optimizer states of other ranks, if this rank requests them
 
 
 def _of_all_ranks(own: Any, rank: int, ranks: int) -> list[Any]:

@@ -32,10 +32,10 @@ class TensorAllocation(weakref.ref):  # type: ignore[type-arg]
     end: int
     index: int
     kind: int
-    marks: int | None  # at most as many of its elements are not zero; None: unknown (values.py)
+    marks: int | None  # the largest number of nonzero elements; None: unknown (values.py)
     origin: int
     size: int
-    value: Any  # a tensor of the CPU with the same values, where they are known (values.py)
+    value: Any  # a CPU tensor with the same values, if they are known (values.py)
 
 
 AnyAllocation = Allocation | TensorAllocation
@@ -45,7 +45,7 @@ def timeline(
     spans: Sequence[AnyAllocation], reserved_at: Sequence[tuple[int, int]], end: int
 ) -> list[tuple[int, int, int]]:
     """Return the bytes allocated and reserved after each allocator call until `end`."""
-    allocated = _totals(spans, end)  # whatever a garbage collector frees from here on is later
+    allocated = _totals(spans, end)  # anything that a garbage collector frees from here on is later
     points, reserved, steps = [], 0, dict(reserved_at)
     for clock in range(1, end + 1):
         reserved = steps.get(clock, reserved)

@@ -21,7 +21,7 @@ SMALLEST_DEFERRED = 16 * 1024  # bytes; filling less than this costs no more tha
 
 _aten = torch.ops.aten
 
-# Factories that can wait, and the functions that fill the empty tensor later.
+# Factories that can be deferred, and the functions that fill the empty tensor later.
 _FILLS: dict[str, Callable[[torch.Tensor, tuple[Any, ...], dict[str, Any]], Any]] = {
     "empty": lambda out, args, kwargs: None,
     "zeros": lambda out, args, kwargs: out.zero_(),
@@ -52,7 +52,7 @@ class _Unfilled:
         self.steps: list[Callable[[torch.Tensor], Any]] = []
         self.copies: list[tuple[Any, int]] = []
         self.watch: Any = None
-        self.refused: RuntimeError | None = None  # it is address space alone, and must not be filled
+        self.refused: RuntimeError | None = None  # the tensor is only address space, and must not be filled
 
 
 class Host:
@@ -79,7 +79,7 @@ class Host:
                 return args[0]
             else:
                 returns = [value.alias_info for value in func._schema.returns]
-                if not returns or any(alias is None or alias.is_write for alias in returns):  # it is no view
+                if not returns or any(alias is None or alias.is_write for alias in returns):  # not a view
                     self.fill_all((args, kwargs))
         return func(*args, **kwargs)
 
@@ -112,7 +112,7 @@ class Host:
         """Let `change` write to a CPU tensor when its values are needed; return false if it must run now."""
         unfilled = self._unfilled_of(tensor) if self._unfilled else None
         if unfilled is None or any(reference() is not None for reference, _ in unfilled.copies):
-            return False  # a copy still has to see the values of before
+            return False  # a copy still needs the earlier values
         unfilled.steps.append(_Step(tensor, change))
         return True
 

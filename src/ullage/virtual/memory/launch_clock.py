@@ -1,4 +1,4 @@
-"""Clocks of the host, which launches, and of each stream: they tell how far the host is ahead of the GPU.
+"""Clocks of the host, which launches, and of each stream: they show how far the host is ahead of the GPU.
 
 The host takes the same time for every launch, the GPU somewhat more than the least time of the kernel. A GPU that is
 slower than its host falls behind until the host waits for it, or the launch queue is full. Only code that shares memory
@@ -13,17 +13,17 @@ from ullage.hardware import GPU
 from ullage.performance.data_sheet import LATENCY_S, LAUNCHES_HOST_S, LAUNCHES_SHARE_OF_LEAST_TIME
 from ullage.performance.work import work_of
 
-# Seconds of the host, by the times of all requests of 14 trainings with FSDP1, alone on an H200, and what was called in
-# between (benchmarks/results/many-ranks.md): for an operator, with a kernel or without; for a collective and the code
-# around it; for a stream that waits for another, and an event; for memory that is let go, at once, while other streams
-# may be at work on it, and by FSDP, whose weights lie on a stream of their own; for the first use of a kernel, which is
-# loaded then; for a new segment.
+# Seconds of the host, from the times of all requests of 14 trainings with FSDP1, alone on an H200, and the calls
+# between them (benchmarks/results/many-ranks.md): for an operator, with a kernel or without; for a collective and the
+# code around it; for a stream that waits for another, and an event; for memory that is freed at once, freed while other
+# streams may use it, and freed by FSDP, whose weights have a stream of their own; for the first use of a kernel, which
+# loads it; for a new segment.
 LAUNCH = VIEW = LAUNCHES_HOST_S
 _COLLECTIVE, _STREAM_WAITS, _EVENT = 100e-6, 150e-6, 20e-6
 FREE, _FREE_LATER, _FREE_GATHERED = 5e-6, 15e-6, 100e-6
 _LOAD, SEGMENT = 4.4e-3, 200e-6
 _GAP = 1e-6  # between two kernels
-MOST_LAUNCHES = 1024  # that wait for the GPU, with events and waits for them
+MOST_LAUNCHES = 1024  # launches that wait for the GPU, including events and waits for them
 _COLLECTIVES = ("collective.", "c10d.")
 _NO_OPERATORS = (*_COLLECTIVES, "cuda.")
 
@@ -34,9 +34,9 @@ class LaunchClock:
     def __init__(self, gpu: GPU, stream: Callable[[], int] = lambda: 0) -> None:
         self._card, self._stream = gpu, stream
         self.host = 0.0
-        self._done: dict[int, float] = {}  # by stream: when it will have done all that was launched on it so far
+        self._done: dict[int, float] = {}  # by stream: when it will have finished all launched work
         self._launched: deque[float] = deque(maxlen=MOST_LAUNCHES)
-        self._costs: dict[int, tuple[float, float]] = {}  # of calls by number: of the host, and of the GPU
+        self._costs: dict[int, tuple[float, float]] = {}  # host and GPU seconds of calls, by number
         self._loaded: set[tuple[str, ...]] = set()
 
     def call(self, number: int, described: Callable[[int], Mapping[str, Any]]) -> None:
@@ -102,7 +102,7 @@ class LaunchClock:
             return VIEW, 0.0
         try:
             seconds = work_of(call).least_time(self._card)
-        except (LookupError, TypeError, ValueError):  # a call of which only the name is known
+        except (LookupError, TypeError, ValueError):  # only the name of the call is known
             return VIEW, 0.0
         kernel = operator, *(str(arg["dtype"]) for arg in call["args"] if isinstance(arg, Mapping) and "dtype" in arg)
         if kernel not in self._loaded:

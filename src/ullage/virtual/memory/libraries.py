@@ -27,13 +27,13 @@ _LT_DEFAULT = 1 * MIB
 # Bytes of code outside the allocator, read off 641 runs on an H200 (CUDA 13.0, cuDNN 9.19): a bare context has
 # 612 MiB, with PyTorch's own kernels 614, with matrix products 742, with cuDNN's attention or recurrent networks 758,
 # with convolutions too 760 (758 to 766), with convolutions and no matrix product 632. The driver alone has 518 of the
-# 612: the first kernel of PyTorch's own library brings 92, an empty kernel of one's own none. With
+# 612: the first kernel of PyTorch's own library adds 92, an empty custom kernel nothing. With
 # CUDA_MODULE_LOADING=EAGER it is 1250 before any kernel, and 1934 with convolutions.
 CODE = {CUBLAS: 128 * MIB, CUDNN: 16 * MIB, CONVOLUTION: 2 * MIB}
 _PARTS = {CUBLAS: (CUBLAS,), CUBLAS_LT: (CUBLAS,), CUDNN: (CUDNN,), CONVOLUTION: (CUDNN, CONVOLUTION)}
 
 # Measured on an H200 too (NCCL 2.28): PyTorch's pool of side streams, made with the first of them, has 70 MiB; NCCL's
-# kernels 100, what sends to the process itself 248 more. Communicators are in `nccl.py`.
+# kernels 100, messages to the process itself 248 more. Communicators are in `nccl.py`.
 SIDE_STREAMS, NCCL, NCCL_TO_ITSELF = "side streams", "NCCL", "NCCL to itself"
 BEYOND = {SIDE_STREAMS: 70 * MIB, NCCL: 100 * MIB, NCCL_TO_ITSELF: 248 * MIB}
 
@@ -62,15 +62,15 @@ class Libraries:
         self._take_outside, self._note = take_outside, note
         self._workspaces: dict[Any, Any] = {}
         self._not_loaded = dict(CODE)
-        self.beyond = 0  # bytes outside the allocator that most trainings do not take
-        self.of_connections = 0  # bytes that NCCL may take besides
+        self.beyond = 0  # bytes outside the allocator that most trainings do not need
+        self.of_connections = 0  # bytes that NCCL may need in addition
         self._taken_beyond: set[str] = set()
         self._peers: set[tuple[str, int]] = set()
         self._plans: dict[Any, int] = {}  # bytes of the plan that `cudnn.benchmark` has kept, by problem and thread
 
     @property
     def not_loaded(self) -> int:
-        """Bytes of code that the run has not needed yet."""
+        """The bytes of code that the run has not needed yet."""
         return sum(self._not_loaded.values())
 
     @property
@@ -146,7 +146,7 @@ class Libraries:
         self._plans[key] = size
 
     def _note_switches(self) -> None:
-        """Note the switches that make PyTorch refuse plans, so that others run than those that were measured."""
+        """Note the switches that make PyTorch refuse plans, so that plans run that were not measured."""
         get: Any = torch._C
         switches = {
             "deterministic is on": get._get_cudnn_deterministic(),

@@ -9,8 +9,9 @@ sending side, or as many buffers if it sends to another machine (src/transport/n
 Hopper, NVLS has 2 MiB for each of its channels and GPUs (src/transport/nvls.cc). Ranks that send to single others have
 a connection to each of these, in several channels. Trees are connected when a small sum first needs them: see `more`.
 
-The number of channels is what NCCL prints on machines with eight equal GPUs. On four A100 with NVLink somebody measured
-544 MiB for two ranks and 688 for four (https://github.com/NVIDIA/nccl/issues/964): between `size` and `size + more`.
+The numbers of channels are those that NCCL prints on machines with eight equal GPUs. On four A100 with NVLink a user
+measured 544 MiB for two ranks and 688 for four (https://github.com/NVIDIA/nccl/issues/964): between `size` and `size +
+more`.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ _MULTICAST_BUFFERS = 2 * MIB  # of a channel: one to gather and one to scatter, 
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator of so many ranks on so many machines, `environment` being the variables of the process.
+    """A communicator of this number of `ranks` and machines; `environment` has the variables of the process.
 
     >>> from ullage.hardware import gpu
     >>> Communicator(gpu("H200")).size // MIB, Communicator(gpu("H200"), {"NCCL_MAX_NCHANNELS": "1"}).size // MIB
@@ -50,19 +51,19 @@ class Communicator:
 
     @property
     def size(self) -> int:
-        """Bytes of the communicator, as collectives need it."""
+        """The bytes of the communicator, as collectives need it."""
         if self.ranks == 1:
             return _ALONE + self._limited(_MOST_CHANNELS) * self._channel
         return _ALONE + _power_of_two(self.channels) * self._channel + self._rings + self._multicast
 
     @property
     def more(self) -> int:
-        """Bytes that other algorithms would need in addition."""
+        """The bytes that other algorithms would need in addition."""
         return self.channels * (self._buffers + _MAPPED) if self.ranks > 1 else 0
 
     @property
     def of_a_peer(self) -> int:
-        """Bytes of the connection to one rank."""
+        """The bytes of the connection to one rank."""
         channels = self.channels if self.machines == 1 else _CHANNELS_TO_A_PEER_BETWEEN_MACHINES
         return _power_of_two(channels) * (self._buffers + _MAPPED) if self.ranks > 1 else 0
 

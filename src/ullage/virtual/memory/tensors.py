@@ -26,7 +26,7 @@ from ullage.virtual.memory.allocations import (
 from ullage.virtual.memory.launch_clock import FREE, SEGMENT
 from ullage.virtual.memory.waiting_blocks import WaitingBlocks
 
-LONGEST_REQUEST = 5.0  # seconds after which a thread that is in the middle of one is not waited for
+LONGEST_REQUEST = 5.0  # seconds to wait for a thread in the middle of a request
 
 
 class CurrentStream:
@@ -39,7 +39,7 @@ class CurrentStream:
 
     @property
     def number(self) -> int:
-        """That of this thread; 0 is the default stream."""
+        """The number of this thread's current stream; 0 is the default stream."""
         if self._others is None or threading.get_ident() == self._home:
             return current_stream.value
         return getattr(self._others, "number", 0)
@@ -55,7 +55,7 @@ class CurrentStream:
 
 
 def address_of(storage: Any) -> int:
-    """Return the address of a storage: that of its block, or the one that it was made for."""
+    """Return the address of a storage: that of its block, or the one that it was given."""
     watch = getattr(storage, "ullage", None)
     if watch is not None and watch.block is not None:
         return int(watch.block.address)
@@ -74,20 +74,20 @@ class DeviceMemory:
         self.kind = ACTIVATIONS
         self.requests = RequestLog(keeps_history)
         self.spans: list[AnyAllocation] = [] if keeps_history else _DiscardingList()
-        self.tried = 0, 0  # the highest `allocated` and `reserved` with what `try_out` took
-        self.copied_from: dict[int, int] = {}  # the index of a copy's span to that of what it was copied from
+        self.tried = 0, 0  # the highest `allocated` and `reserved`, including `try_out`
+        self.copied_from: dict[int, int] = {}  # the index of a copy's span to that of its source
         self.clock = 0
         self.peak_clock = 0
         self.closed = False
         self.repeating = False  # inside `repeat`, where the allocator's events belong to no request of the run
-        self.origin: Callable[[], int] = lambda: 0  # the number of the present origin
+        self.origin: Callable[[], int] = lambda: 0  # returns the number of the current origin
         self.before_request: Callable[[], None] | None = None
         self.peak_reserved_clock = 0
         self._reserved = 0
         self._peak_reserved = 0
         self.out_of_memory: str | None = None  # the last such error; code may have caught it
         self.reserved_at: list[tuple[int, int]] = [] if keeps_history else _DiscardingList()
-        self.held_back = 0  # bytes that somebody holds for a time after their last use: NCCL's watchdog
+        self.held_back = 0  # bytes that NCCL's watchdog keeps for a time after their last use
         self._lock = threading.RLock()
         self._peak = -1
         self.waiting = WaitingBlocks(self._lock, lambda: self.allocator, self.requests)
@@ -140,7 +140,7 @@ class DeviceMemory:
             self.waiting.synchronized(self.stream)
 
     def moment(self, stream: int) -> tuple[int, float]:
-        """Return the present in allocator calls, and when a stream will have finished its launched work."""
+        """Return the current time in allocator calls, and when a stream will have finished its launched work."""
         clock = self.waiting.launch_clock
         return self.clock, 0.0 if clock is None else clock.done(stream)
 
@@ -311,7 +311,7 @@ class DeviceMemory:
                 raise torch.OutOfMemoryError(self.out_of_memory) from None
             finally:
                 self.repeating = False
-                # What was let go counts as allocated here, until the GPU was done with it.
+                # Released memory counts as allocated here until the GPU is done with it.
                 if self.waiting.launch_clock is not None:
                     self.allocator.peak_allocated = allocated
             if go_on:  # tensors whose blocks a repetition freed get those of their counterparts in the last repetition
@@ -393,7 +393,7 @@ class DeviceMemory:
 
 
 class _DiscardingList(list[Any]):
-    """A history that is not kept: a job of a million steps must not store all its allocations."""
+    """A list that stores nothing: a job of a million steps must not store all its allocations."""
 
     def append(self, item: Any) -> None:
         return

@@ -8,7 +8,7 @@ from ullage.allocator import Block, CachingAllocator, RequestLog
 from ullage.allocator.private_pools import stream_of
 from ullage.virtual.memory.launch_clock import MOST_LAUNCHES, LaunchClock
 
-MOST_AHEAD = 2 * MOST_LAUNCHES  # allocator calls that the host is ahead of the GPU at most
+MOST_AHEAD = 2 * MOST_LAUNCHES  # the most allocator calls that the host is ahead of the GPU
 
 
 class WaitingBlock(NamedTuple):
@@ -19,7 +19,7 @@ class WaitingBlock(NamedTuple):
     number: int
     since: int
     streams: set[int]
-    done: float = 0.0  # when the GPU will have done what was launched before, by the clocks of `LaunchClock`
+    done: float = 0.0  # when the GPU will have finished earlier launches, by the clocks of `LaunchClock`
 
 
 class WaitingBlocks:
@@ -30,8 +30,8 @@ class WaitingBlocks:
     ) -> None:
         self._lock, self._allocator, self._requests = lock, allocator, requests
         self._waiting: list[WaitingBlock] = []
-        self._late: list[WaitingBlock] = []  # those that would wait if the host were as far ahead as it can be
-        self._streams: dict[int, set[int]] = {}  # by the number of a request, those that its memory was recorded on
+        self._late: list[WaitingBlock] = []  # those that would wait if the host were as far ahead as possible
+        self._streams: dict[int, set[int]] = {}  # by request number: streams recorded for its memory
         self.most_late = 0  # bytes of the late ones at their peak
         self.launch_clock: LaunchClock | None = None  # from the first `record_stream` on
 
@@ -52,7 +52,7 @@ class WaitingBlocks:
     def add(self, block: Block, number: int, now: int, streams: set[int]) -> None:
         """Add a freed block that streams may still use."""
         self._allocator().free_later(block)
-        # What waits for a GPU that is behind is in the figures, and not once more in what `upper` adds to them.
+        # Blocks that wait for a GPU that is behind are in the figures, so `upper` must not add them again.
         behind = sum(entry.size for entry in self._waiting)
         done = 0.0 if self.launch_clock is None else self.launch_clock.free_later(stream_of(block.stream), streams)
         self._waiting.append(WaitingBlock(block, block.size, number, now, streams, done))

@@ -1,4 +1,4 @@
-"""Fused attention: outputs, what is saved for the backward pass, and temporaries."""
+"""Fused attention: outputs, tensors saved for the backward pass, and temporaries."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ _MUCH_SHARED = 164  # KiB of shared memory a multiprocessor: data-centre cards s
 
 
 def _like_layout(size: tuple[int, ...], source: torch.Tensor, dtype: torch.dtype) -> New:
-    """A tensor of this size whose dimensions lie in the order of the source's (MHA.cpp, alloc_with_matching_layout)."""
+    """Return an output with the source's order of dimensions (MHA.cpp, alloc_with_matching_layout)."""
     order = sorted(range(len(size)), key=lambda dim: source.stride(dim), reverse=True)
     if source.shape == torch.Size(size) and source.is_contiguous():
         return new(size, dtype)
@@ -99,8 +99,8 @@ def _splits(blocks: int, keys: int, size: int, slots: int) -> int:
 
 @kernel("aten._scaled_dot_product_flash_attention_backward.default")
 def flash_backward(call: Call) -> Plan:
-    """flash_api.cpp, mha_bwd: gradients, one number a row and the sum of dQ in single precision; where the same result
-    is wanted each time, every multiprocessor has its own sum."""
+    """flash_api.cpp, mha_bwd: gradients, one number a row and the sum of dQ in single precision; in deterministic
+    mode, every multiprocessor has its own sum."""
     query, key, value = call.args[1:4]
     batch, heads, length, size = query.shape
     outputs = [_transposed(tuple(tensor.shape), tensor.dtype) for tensor in (query, key, value)]
@@ -151,7 +151,7 @@ def efficient_forward(call: Call) -> Plan:
 
 
 class _Tiling(NamedTuple):
-    """How the backward kernel cuts its matrices: rows of queries, columns of keys."""
+    """The tiles of the backward kernel's matrices: rows of queries, columns of keys."""
 
     rows: int
     columns: int
@@ -168,7 +168,7 @@ class _Tiling(NamedTuple):
         return int(tiles + splits * self.columns * heads * 4)
 
     def splits(self, heads: int, keys: int, half: bool) -> int:
-        """Into how many parts the keys are cut: fewer where each part wants memory for its sums."""
+        """Return the number of parts of the keys: fewer if each part needs memory for its sums."""
         if is_deterministic():
             return 1
         parts = ceil_div(keys, self.columns)
@@ -176,7 +176,7 @@ class _Tiling(NamedTuple):
 
 
 def backward_tiling(size: int, dtype: torch.dtype, gpu: GPU, dropout: bool) -> _Tiling:
-    """The kernel that runs for heads of this size: the first that the GPU has the shared memory for.
+    """Return the kernel that runs for heads of this size: the first that the GPU has the shared memory for.
 
     Kernels and their order are in mem_eff_attention/kernels/cutlassB.h. Tiles of 128 rows fit on data-centre cards of
     compute capability 8.0 and later and on Volta; Turing and the other cards have too little shared memory
@@ -214,7 +214,7 @@ def efficient_backward(call: Call) -> Plan:
         whole = batch * heads * length * value.shape[3] * 4
         casts = [steps.take(whole) for _ in range(2 if half else 0)]
         steps.temporary(whole, row_numbers)
-        if length > 1 and heads > 1:  # else turning them around is no copy
+        if length > 1 and heads > 1:  # else the transposition needs no copy
             steps.temporary(row_numbers).free(-2, -3)
         else:
             steps.free(-2)

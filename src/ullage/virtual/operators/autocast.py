@@ -49,8 +49,8 @@ _OPERATORS = (
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
 
-# Casts of leaves, until the `with` of autocast ends; PyTorch's own is out of reach for Python. One for the process, as
-# PyTorch's is one for the thread: only one thread at a time has a virtual GPU.
+# Casts of leaves, until the `with` of autocast ends; Python cannot reach PyTorch's own cache. PyTorch has one for each
+# thread; one for the process suffices, since only one thread at a time has a virtual GPU.
 _casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -60,7 +60,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
         return
     library: Any = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that they replace kernels is what they are for
+        warnings.simplefilter("ignore")  # about replaced kernels, which is the purpose here
         for name in _OPERATORS:
             base, _, overload = name.partition(".")
             operator = getattr(getattr(torch.ops.aten, base), overload or "default")

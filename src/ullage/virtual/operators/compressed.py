@@ -1,4 +1,4 @@
-"""What CUDA does with compressed sparse tensors (CSR and CSC) in kernels of its own, most of them cuSPARSE's.
+"""CUDA's own kernels for compressed sparse tensors (CSR and CSC), most of them cuSPARSE's.
 
 aten/src/ATen/native/sparse/cuda/SparseBlas.cpp, SparseBlasImpl.cpp, aten/src/ATen/native/TensorConversions.cpp
 """
@@ -89,8 +89,8 @@ def addmm(gpu: GPUState, start: Any, first: Any, second: Any, *, beta: Any = 1, 
 
 
 def products(gpu: GPUState, columns: Any, lengths: Any, size: tuple[int, int]) -> int:
-    """How many elements a product of two sparse matrices has, at most as many as there are products: of each element of
-    the first, by its column, with a row of the second, by its length; all of them where one of the two is unknown."""
+    """Return the elements of a product of two sparse matrices: at most one for each product of an element of the first
+    with one in the row of the second that its column selects; all elements if the columns or lengths are unknown."""
     most = size[0] * size[1]
     if columns is not None and lengths is not None:
         return min(most, int(lengths[columns].sum()))
@@ -99,7 +99,7 @@ def products(gpu: GPUState, columns: Any, lengths: Any, size: tuple[int, int]) -
 
 
 def take_for_product(gpu: GPUState, count: int, products: int, rows: int) -> list[Any]:
-    """The buffers that cusparseSpGEMM asks for, by a formula that was fitted."""
+    """Allocate the buffers that cusparseSpGEMM requests, by a fitted formula."""
     gpu.note("operators", "buffers of a product of two sparse matrices follow a formula for cuSPARSE")
     return [gpu.memory.take(12 * count + 1079), gpu.memory.take(20 * products + 18 * rows + 4900)]
 
@@ -149,5 +149,5 @@ def sampled_addmm(gpu: GPUState, source: Any, first: Any, second: Any, *, beta: 
 
 
 def spmm_buffer(count: int, columns: int) -> int:
-    """Bytes that cusparseSpMM asks for with CUSPARSE_SPMM_CSR_ALG2, and cusparseSpMV; measured with CUDA 13.0."""
+    """Return the bytes for cusparseSpMM with CUSPARSE_SPMM_CSR_ALG2, and cusparseSpMV; measured with CUDA 13.0."""
     return 8 * (ceil_div(count, 24) if columns > 1 else 1 + ceil_div(count, 3072)) + 7

@@ -13,7 +13,7 @@ from ullage.virtual.state import GPUState
 
 @handler("aten._to_copy.default")
 def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A copy of another type or to another device. To the GPU it takes memory, from it it has no values."""
+    """Copy to another type or device. A copy to the GPU needs memory; one from the GPU has no values."""
     source: torch.Tensor = args[0]
     device = kwargs.get("device")
     to_gpu = is_gpu(device) if device is not None else source.is_cuda
@@ -40,9 +40,8 @@ def to_copy(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _pass_through(
     gpu: GPUState, source: torch.Tensor, to_gpu: bool, size: Any, stride: Any, dtype: torch.dtype, non_blocking: bool
 ) -> None:
-    """Copy.cu, copy_kernel_cuda: what a copy between CPU and GPU takes of the GPU while it lasts. Elements in another
-    order or of another type pass through contiguous tensors: the type is changed on the CPU, or on the GPU where
-    nobody waits."""
+    """Copy.cu, copy_kernel_cuda: allocate a copy's temporaries on the GPU. Elements in another order or of another type
+    pass through contiguous tensors: the type is changed on the CPU, or on the GPU if the host does not wait."""
     count = math.prod(size)
     same_type, whole = source.dtype is dtype, source.numel() == count
     in_order, out_in_order = whole and source.is_contiguous(), is_contiguous(size, stride)
@@ -62,7 +61,7 @@ def _pass_through(
 
 @handler("aten.where.self", "aten.where.self_out")
 def where_with_bytes(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """TensorCompare.cpp, where_self_out: a condition of bytes, as old code has it, is copied to one of booleans."""
+    """TensorCompare.cpp, where_self_out: a condition of bytes, as in old code, is copied to one of booleans."""
     if not args[0].is_cuda or args[0].dtype is not torch.uint8:
         return NotImplemented
     with gpu.mode:
@@ -89,7 +88,7 @@ _LIKE = ("empty", "zeros", "ones", "full", "rand", "randn", "randint")
 
 @handler(*_PLAIN, *(f"aten.{name}_like.default" for name in _LIKE), "aten.randint_like.low_dtype")
 def made_elsewhere(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A tensor that looks like one on the GPU, made on the CPU: `torch.zeros_like(parameter, device="cpu")`."""
+    """Make a CPU tensor like one on the GPU: `torch.zeros_like(parameter, device="cpu")`."""
     source, device = args[0], kwargs.get("device")
     if device is None or is_gpu(device) or not source.is_cuda or source.layout is not torch.strided:
         return NotImplemented
@@ -119,7 +118,7 @@ def copy_in_place(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | None) -> tuple[Any, Any]:
-    """Size and strides of a copy: dense sources keep theirs, others become contiguous (`empty_like`)."""
+    """Return size and strides of a copy: dense sources keep theirs, others become contiguous (`empty_like`)."""
     size = source.size()
     if memory_format is None or memory_format is torch.preserve_format:
         stride = source.stride()
@@ -133,7 +132,7 @@ def layout_of_copy(source: torch.Tensor, memory_format: torch.memory_format | No
 
 @handler("aten.is_pinned.default")
 def is_pinned(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Pinned memory is ordinary CPU memory that says it is pinned."""
+    """Return whether memory is pinned: pinned memory is ordinary CPU memory with a mark."""
     return gpu.pinned(args[0])
 
 

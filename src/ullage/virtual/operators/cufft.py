@@ -1,10 +1,10 @@
-"""How large a workspace cuFFT wants. cuFFT is closed: the rules were found by asking it for 90,000 plans on an H200.
+"""The size of cuFFT's workspace. cuFFT is closed source: the rules come from 90,000 of its plans on an H200.
 
-A transform of one dimension takes a kernel that needs nothing where cuFFT has one for its length
-(`data/cufft_lengths.npz`), else room for its data once more. Lengths with a prime factor above 127 are done by
-Bluestein's algorithm: in one kernel where they are short, else in two buffers of the next length of the form 2^a 3^b
-5^c that holds the convolution. Real transforms of even length run as complex ones of half the length, those of odd
-length in pairs. The largest workspace of several dimensions serves all (`benchmarks/training/cufft_workspaces.py`).
+A transform of one dimension needs no workspace if cuFFT has a kernel for its length (`data/cufft_lengths.npz`), else
+room for its data once more. Lengths with a prime factor above 127 use Bluestein's algorithm: in one kernel if they are
+short, else in two buffers of the next length of the form 2^a 3^b 5^c that holds the convolution. Real transforms of
+even length run as complex ones of half the length, those of odd length in pairs. The largest workspace of several
+dimensions serves all (`benchmarks/training/cufft_workspaces.py`).
 """
 
 import functools
@@ -18,7 +18,7 @@ from ullage.units import ceil_div
 
 TABLE = Path(__file__).parent / "data" / "cufft_lengths.npz"
 LARGEST_FACTOR = 127  # that is not left to Bluestein's algorithm
-_BY_BATCH = {"c2c": 32768, "r2c": 65536, "c2r": 65536}  # one kernel only where that keeps the GPU busy
+_BY_BATCH = {"c2c": 32768, "r2c": 65536, "c2r": 65536}  # one kernel only if that keeps the GPU busy
 _SINGLE, _DOUBLE = "s", "d"
 
 
@@ -41,7 +41,7 @@ def largest_factor(number: int) -> int:
 
 @functools.cache
 def _bluestein(length: int, longest: int) -> int:
-    """Numbers in the two buffers: products of 2, 3 and 5 that hold the convolution."""
+    """Return the numbers in the two buffers: products of 2, 3 and 5 that hold the convolution."""
     least = 2 * length - 1
     if longest < length <= 2 * longest and longest == 2048:  # in double precision
         return 2 * 8192
@@ -59,12 +59,12 @@ def _bluestein(length: int, longest: int) -> int:
 
 
 def _longest(precision: str) -> int:
-    """The longest transform that Bluestein's algorithm does in one kernel."""
+    """Return the longest transform that Bluestein's algorithm computes in one kernel."""
     return 2048 if precision == _DOUBLE else 4096
 
 
 def complex_numbers(length: int, precision: str, strided: bool, batch: int) -> int:
-    """Numbers of the workspace of one complex transform."""
+    """Return the numbers in the workspace of one complex transform."""
     if largest_factor(length) > LARGEST_FACTOR:
         longest = _longest(precision)
         return 0 if length <= longest else _bluestein(length, longest)
@@ -75,7 +75,7 @@ def complex_numbers(length: int, precision: str, strided: bool, batch: int) -> i
 
 
 def _real_numbers(kind: str, length: int, precision: str, batch: int, others: int) -> int:
-    """Complex numbers of the workspace of real transforms, `others` of them in each of a batch."""
+    """Return the complex numbers in the workspace of real transforms, `others` of them in each of a batch."""
     by_bluestein = largest_factor(length) > LARGEST_FACTOR
     if not by_bluestein and length in _without_workspace(kind, precision):
         return 0
@@ -90,7 +90,7 @@ def _real_numbers(kind: str, length: int, precision: str, batch: int, others: in
 
 
 def workspace(kind: str, precision: str, lengths: Sequence[int], batch: int, strided: bool) -> int:
-    """Complex numbers that cuFFT wants for a plan: "c2c", "r2c" or "c2r", "s" or "d", the lengths of the dimensions."""
+    """Return the complex numbers in a workspace, by "c2c", "r2c" or "c2r", by "s" or "d", and by lengths."""
     *outer, last = lengths
     others = math.prod(outer)
     if kind == "c2c":

@@ -1,8 +1,8 @@
-"""Operators that are not PyTorch's own: those of a script, or of a package with compiled kernels.
+"""Custom operators: those of a script, or of a package with compiled kernels.
 
-One written in Python (`torch.library.custom_op`, `triton_op`, `Library.impl`) runs unchanged, and its allocations are
-counted. If its code needs more than a virtual GPU has, its registered fake gives its outputs, as for a compiled
-operator.
+An operator written in Python (`torch.library.custom_op`, `triton_op`, `Library.impl`) runs unchanged, and its
+allocations are counted. If its code needs more than a virtual GPU has, its registered fake gives its outputs, as for a
+compiled operator.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@ from ullage.virtual.state import GPUState
 
 @handler("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
 def index_by_mask(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """IndexingUtils.h, expandTensors: a mask of flags is turned into the places where it is true."""
+    """IndexingUtils.h, expandTensors: a mask of flags becomes the places where it is true."""
     source, indices = args[0], args[1]
     added = len(args) > 3 and args[3]
     if added and func is torch.ops.aten.index_put.default and source.is_cuda and called_by_engine(frames_up=3):
@@ -56,7 +56,7 @@ _COUNT = 4  # bytes
 
 @gpu_handler("aten.nonzero.default")
 def nonzero(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nonzero.cu: count first, then write. Every element may be nonzero, or as many as were written into zeros."""
+    """Nonzero.cu: count first, then write. All elements are assumed nonzero, or as many as were written into zeros."""
     source = args[0]
     known = gpu.values.computed(func, args, kwargs)
     count = len(known[0]) if known is not None else _most(gpu, source, source.shape, "nonzero")
@@ -100,7 +100,7 @@ def _kind(what: str, size: torch.Size) -> str:
 
 @gpu_handler("aten.masked_select.default")
 def masked_select(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every element may be selected; CUDA goes through `nonzero` and `index`."""
+    """Select by a mask; all elements are assumed selected. CUDA uses `nonzero` and `index`."""
     source, mask = args
     size = torch.broadcast_shapes(source.shape, mask.shape)
     chosen = gpu.values.known(mask)
@@ -139,14 +139,14 @@ def cut_as_asked(gpu: GPUState, source: torch.Tensor, shape: Sequence[int]) -> t
     "aten._unique.default", "aten._unique2.default", "aten.unique_dim.default", "aten.unique_consecutive.default"
 )
 def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every element may be different."""
+    """Find unique elements; all are assumed different."""
     source = args[0]
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
         return tuple(gpu.values.tensor(value) for value in known)
     gpu.note("shapes", f"values in unique of {tuple(source.shape)} are assumed to be all different")
     count, itemsize, memory = source.numel(), source.element_size(), gpu.memory
-    # Unique.cu, compute_unique: sorted first, together with the places where those are asked for.
+    # Unique.cu, compute_unique: sorted first, together with the places if requested.
     place = 8 if len(args) > 2 and (args[2] or args[3:4] == (True,)) else 0
     places = [max(1, count * place)] * 2 if place else []
     sorting_size = radix_sort(count, itemsize, place, 8 * itemsize, gpu.spec)
@@ -160,7 +160,7 @@ def unique(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 @gpu_handler("aten.bincount.default")
 def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The largest value is unknown: `minlength`, or one bin per element."""
+    """Count values; with an unknown largest value, assume `minlength`, or one bin per element."""
     source = args[0]
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
@@ -174,8 +174,8 @@ def bincount(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 @gpu_handler("aten._padded_dense_to_jagged_forward.default")
 def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """NestedTensorTransformerFunctions.cu: one row for each place that is no padding, at most every place; the values
-    beside the result are never filled."""
+    """NestedTensorTransformerFunctions.cu: one row for each place without padding, at most every place; the values
+    outside the result are never filled."""
     padded, offsets = args[0], args[1]
     rows = args[2] if len(args) > 2 else kwargs.get("total_L")
     known = gpu.values.known(offsets[-1])
@@ -192,7 +192,7 @@ def padded_to_jagged(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: di
 
 @gpu_handler("aten.repeat_interleave.Tensor")
 def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Needs the sum of the repeats: `output_size`, the known values, or one each."""
+    """Repeat elements; the sum of the repeats is `output_size`, that of the known values, or one for each element."""
     repeats = args[0]
     known = gpu.values.computed(func, args, kwargs)
     if known is not None:
@@ -206,6 +206,6 @@ def repeat_interleave(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: d
 
 @gpu_handler("aten._nested_tensor_from_mask_left_aligned.default")
 def without_nested_tensors(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Whether an encoder may leave out padding in evaluation: its lengths are data, so all of it is followed."""
+    """Answer whether an encoder may omit padding in evaluation: no, because its lengths are data."""
     gpu.note("nested", "an encoder's padding counts in full; in evaluation PyTorch may skip it")
     return False

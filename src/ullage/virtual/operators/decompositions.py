@@ -14,7 +14,7 @@ from ullage.virtual.operators.attention import is_deterministic
 from ullage.virtual.releases import MEASURED, Release
 from ullage.virtual.state import GPUState, gpus_in_use
 
-# Which kernel `scaled_dot_product_attention` takes: the first in order of preference whose conditions hold
+# The kernel of `scaled_dot_product_attention`: the first in order of preference whose conditions hold
 # (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp). Not covered: nested tensors.
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
@@ -117,7 +117,7 @@ def minimum_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
 
 
 def _is_usual(attention: AttentionArguments, types: tuple[torch.dtype, ...], ignore_single: bool = True) -> bool:
-    """Check what all kernels ask for: one of their types, four dimensions, heads that agree, elements side by side."""
+    """Check the conditions of all kernels: type, four dimensions, heads that agree, contiguous elements."""
     query, key, value = tensors = attention[:3]
     if query.dtype not in types or any(tensor.dtype != query.dtype or tensor.dim() != 4 for tensor in tensors):
         return False
@@ -239,7 +239,7 @@ def scaled_dot_product_attention(
     gpu = gpus_in_use[-1]
     kernel = choose_attention_kernel(attention, gpu.spec.capability, gpu.release)
     gpu.attention_kernels.add(kernel)
-    if kernel == CUDNN:  # it takes masks of flags as they are
+    if kernel == CUDNN:  # it reads masks of flags directly
         return _first(
             _aten._scaled_dot_product_cudnn_attention(
                 query, key, value, attn_mask, attention.trains, dropout_p, is_causal, False, scale=scale

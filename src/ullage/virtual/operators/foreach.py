@@ -37,7 +37,7 @@ def list_operator(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
             written = [tensor for each in lists for tensor in (each if isinstance(each, list | tuple) else [each])]
             gpu.values.follow_in_place(func, args, kwargs, written)
             if func._schema.name.startswith("aten::_foreach_") and not written[0].is_inference():
-                increment_version(written)  # these kernels do it themselves: ForeachUtils.h
+                increment_version(written)  # these kernels increment it themselves: ForeachUtils.h
         return None
     if "norm" in func._schema.name or func._schema.name.endswith("_max"):
         return _foreach_norm(gpu, func, args, kwargs)

@@ -18,7 +18,7 @@ from ullage.virtual.state import GPUState
 
 _ENGINE = run_backward.__code__
 _MEASURING = (-1, -1)
-_WITH_SUMS = ("Linalg", "Cholesky", "Lu")  # nodes whose formulas add matrices that nobody else holds
+_WITH_SUMS = ("Linalg", "Cholesky", "Lu")  # nodes whose formulas add matrices that have no other owner
 _alone: tuple[int, int] | None = None
 
 
@@ -60,7 +60,7 @@ def measure_reference_counts(run: Callable[[Callable[[], None]], None]) -> None:
 
 @handler("aten.add.Tensor")
 def add(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An addition by autograd itself may reuse its first summand."""
+    """Add two tensors; an addition by autograd itself may reuse its first summand."""
     if args[0].__class__ is torch.Tensor and args[0].is_cuda and not kwargs and adds_in_place(args, frames_up=3):
         gpu.memory.written(args[0])
         return args[0]
@@ -68,7 +68,7 @@ def add(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 # Gradients that PyTorch writes into zeros in place, and out of place under a dispatch mode (FunctionsManual.cpp), with
-# the argument that tells such a call from the same operator's in another formula.
+# the argument that distinguishes such a call from the same operator in another formula.
 _INTO_ZEROS = {
     "aten.scatter_add.default": None,  # gather_backward
     "aten.index_add.default": None,  # index_select_backward
@@ -81,7 +81,7 @@ _INTO_ZEROS = {
 
 @handler(*_INTO_ZEROS)
 def add_at_indices(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In place, where the engine calls it."""
+    """Write in place if the engine makes the call."""
     if not args[0].is_cuda or not called_by_engine(frames_up=3):
         return NotImplemented
     accumulates = _INTO_ZEROS[str(func)]

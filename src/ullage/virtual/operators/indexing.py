@@ -114,7 +114,7 @@ def _add_range_check(steps: Steps, call: Call, index: torch.Tensor) -> None:
 
 
 def _slice(target: torch.Tensor, expanded: list[Any], used: list[tuple[int, Any]]) -> tuple[int, int]:
-    """Elements before the indexed dimensions and after them."""
+    """Return the numbers of elements before the indexed dimensions and after them."""
     first, last = used[0][0], used[-1][0]
     if _are_apart(expanded):
         indexed = {dim for dim, _ in used}
@@ -129,7 +129,7 @@ def _are_apart(expanded: list[Any]) -> bool:
 
 @kernel("aten.masked_scatter_.default")
 def masked_scatter(call: Call) -> Plan:
-    """IndexKernel.cpp, masked_scatter__cuda: how many flags are set before each place."""
+    """IndexKernel.cpp, masked_scatter__cuda: the number of flags set before each place."""
     target = call.args[0]
     count = target.numel()
     steps = Steps()
@@ -140,7 +140,7 @@ def masked_scatter(call: Call) -> Plan:
 
 # Gradients of embeddings: indices are sorted, and equal ones are summed in parts.
 
-_FEW_INDICES = 3072  # Embedding.cu, embedding_dense_backward_cuda: up to so many, one kernel without sorting
+_FEW_INDICES = 3072  # Embedding.cu, embedding_dense_backward_cuda: up to this number, one kernel without sorting
 # EmbeddingBackwardKernel.cu: rows that one thread sums, threads of a block, blocks a multiprocessor below which the
 # sums are added atomically.
 _ROWS_A_THREAD, _BLOCK, _ATOMIC_BLOCKS = 10, 1024, 4
@@ -148,7 +148,7 @@ _ROWS_A_THREAD, _BLOCK, _ATOMIC_BLOCKS = 10, 1024, 4
 
 @kernel("aten.embedding.default")
 def embedding(call: Call) -> Plan:
-    """Embedding.cpp, embedding_symint: indices are made contiguous to be looked up in one go."""
+    """Embedding.cpp, embedding_symint: indices are made contiguous for a single lookup."""
     indices, steps = call.args[1], Steps()
     if indices.dim() > 1:
         steps.copies(indices)
@@ -172,7 +172,7 @@ def embedding_backward(call: Call) -> Plan:
 def add_segment_sums(
     steps: Steps, call: Call, out: New, dtype: torch.dtype, indices: Any, count: int, bags: bool = False
 ) -> None:
-    """EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: the gradient, and everything beside it."""
+    """EmbeddingBackwardKernel.cu, embedding_backward_cuda_kernel: the gradient and its temporaries."""
     width, (weights, columns) = indices.element_size(), out.size
     steps.output(0)
     steps.temporary(count * width, 8)
@@ -227,7 +227,7 @@ def embedding_bag_backward(call: Call) -> Plan:
 
 
 def _add_sorted_indices(steps: Steps, call: Call, indices: torch.Tensor, by_frequency: bool) -> None:
-    """Indices sorted together with their places, and how often each occurs where gradients are scaled by that."""
+    """Sort indices together with their places, and count each index if gradients are scaled by frequency."""
     count, width = indices.numel(), indices.element_size()
     steps.temporary(count * width, count * width)
     steps.temporary(count * width, sorting.radix_sort(count, width, width, 8 * width, call.gpu)).free(-1, -2)

@@ -93,7 +93,7 @@ _FROM_DENSE = (
 
 @handler(*_MAKERS, *_COMPRESSED_MAKERS, *_FROM_DENSE)
 def make(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A sparse tensor out of its parts, or out of a dense one."""
+    """Make a sparse tensor from its parts, or from a dense one."""
     if not is_for_gpu(args, kwargs):
         return gpu.host.call(func, args, kwargs)
     gpu.other_layouts = True
@@ -135,13 +135,13 @@ def inner_indices(source: Any) -> tuple[Any, Any]:
 
 
 def compressed(pointers: Any, indices: Any, values: Any, size: Any, layout: torch.layout) -> Any:
-    """A compressed sparse tensor over these parts, which are not checked."""
+    """Return a compressed sparse tensor over these parts, which are not checked."""
     options = {"dtype": values.dtype, "layout": layout, "device": values.device}
     return torch.ops.aten._sparse_compressed_tensor_unsafe(pointers, indices, values, size, **options)
 
 
 def coo(indices: Any, values: Any, size: Any, coalesced: bool | None = None) -> Any:
-    """A sparse tensor over these indices and values, which are not checked."""
+    """Return a sparse tensor over these indices and values, which are not checked."""
     options = {"dtype": values.dtype, "layout": torch.sparse_coo, "device": values.device, "is_coalesced": coalesced}
     return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         len(indices), values.dim() - 1, size, indices, values, **options
@@ -169,7 +169,7 @@ def validate(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     "aten.quantize_per_tensor_dynamic.default",
 )
 def quantize(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Quantized tensors are objects of C++ with a storage on a real GPU; a bare type would not know its scale."""
+    """Refuse quantized tensors: they are C++ objects with a storage on a real GPU; a bare type would lack the scale."""
     gpu.refuse("a quantized tensor", "use torch.int8 or float8 types, or fake quantization, or quantize on the CPU")
 
 

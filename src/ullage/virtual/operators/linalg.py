@@ -32,7 +32,7 @@ _POINTER, _INDEX, _PIVOT, _INFO = 8, 8, 4, 4  # bytes; the last of an error code
 
 
 def _by_columns(size: Sequence[int], dtype: torch.dtype) -> New:
-    """A batch of matrices, each in the order of its columns (Fortran's)."""
+    """Return a batch of matrices, each in column-major order."""
     rows, columns = size[-2:]
     strides = (*contiguous_strides([*size[:-2], columns, rows])[:-2], 1, max(rows, 1))
     return new(tuple(size), dtype, strides)
@@ -244,7 +244,7 @@ def lu(call: Call) -> Plan:
 
 
 def _count_swaps(steps: Steps, batch: int, length: int) -> int:
-    """lu_det_P: how many pivots are not in their place; returns the temporary of the counts."""
+    """lu_det_P: count the pivots that are not in their place; return the temporary of the counts."""
     sizes = length * _PIVOT, batch * length, batch * 8, batch * length * 8
     places, moved, counts, as_numbers = (steps.take(size) for size in sizes)
     steps.free(as_numbers, moved, places)
@@ -320,7 +320,7 @@ def solve(call: Call) -> Plan:
 
 @kernel("aten.linalg_lu_solve.default")
 def lu_solve(call: Call) -> Plan:
-    """linalg_lu_solve_out: the factors in the order of columns, copied where they are not."""
+    """linalg_lu_solve_out: the factors in column-major order, copied if they are not."""
     factors, _, right = call.args[:3]
     out = call.output
     left, adjoint = call.argument(3, "left", True), call.argument(4, "adjoint", False)
@@ -424,7 +424,7 @@ def householder_product(call: Call) -> Plan:
 
 @kernel("aten.linalg_qr.default")
 def qr(call: Call) -> Plan:
-    """linalg_qr_out: decomposed where the larger factor will be."""
+    """linalg_qr_out: decomposed in the place of the larger factor."""
     plan, source = call.infer(), call.args[0]
     mode = call.argument(1, "mode", "reduced")
     batch, (rows, columns) = _batch(source), source.shape[-2:]
@@ -492,7 +492,7 @@ def matrix_exp(call: Call) -> Plan:
 
 @kernel("aten.linalg_eig.default", "aten._linalg_eigvals.default")
 def eig(call: Call) -> Plan:
-    """linalg_eig_out: results are gathered apart and copied; real matrices have both parts beside them."""
+    """linalg_eig_out: results are gathered separately and copied; real matrices also have both parts."""
     source = call.args[0]
     values_only = len(call.func._schema.returns) == 1
     dtype = source.dtype if source.is_complex() else torch.complex64 if source.itemsize < 8 else torch.complex128

@@ -16,7 +16,7 @@ _MEAN = 1  # at::Reduction: none, mean, sum
 
 
 def _elementwise(*tensors: Any) -> torch.Tensor:
-    """The result of an elementwise operator over these tensors, on "meta"."""
+    """Return the result of an elementwise operator over these tensors, on "meta"."""
     result = twin(tensors[0])
     for tensor in tensors[1:]:
         result = result + twin(tensor)
@@ -24,7 +24,7 @@ def _elementwise(*tensors: Any) -> torch.Tensor:
 
 
 def _shrunk(values: torch.Tensor) -> New:
-    """A single number that keeps the memory of the values before the reduction."""
+    """Return a single number that keeps the memory of the values before the reduction."""
     return New((), (), values.dtype, bytes_of(values))
 
 
@@ -127,7 +127,7 @@ def ctc(call: Call) -> Plan:
 
 @kernel("aten._ctc_loss_backward.default")
 def ctc_backward(call: Call) -> Plan:
-    """LossCTC.cu, ctc_loss_backward_gpu_template: for large problems the gradient is put together by operators."""
+    """LossCTC.cu, ctc_loss_backward_gpu_template: for large problems the gradient is composed of operators."""
     _, log_probs, targets, _, target_lengths, _, prefixes = call.args[:7]
     batch, longest = _ctc_sizes(log_probs, targets, target_lengths)
     steps = Steps().temporary(8 * batch, 8 * batch, 8 * batch)
@@ -146,7 +146,7 @@ def ctc_backward(call: Call) -> Plan:
 
 
 def _add_blank_sum(steps: Steps, call: Call, batch: int, log_probs: torch.Tensor, longest: int) -> None:
-    """The logarithm of a sum over the blanks."""
+    """Add the logarithm of a sum over the blanks."""
     itemsize, rows = log_probs.element_size(), batch * log_probs.shape[0]
     blanks = torch.empty(batch, log_probs.shape[0], longest + 1, dtype=log_probs.dtype, device="meta")
     total = steps.take(bytes_of(blanks))
@@ -182,7 +182,7 @@ def softmax_backward(call: Call) -> Plan:
 
 @kernel("aten._safe_softmax.default")
 def safe_softmax(call: Call) -> Plan:
-    """attention.cpp, _safe_softmax: rows that are masked out wholly become zero."""
+    """attention.cpp, _safe_softmax: rows that are entirely masked become zero."""
     source = call.args[0]
     rows = source.numel() // max(1, source.shape[call.args[1]])
     return Steps().output(0).temporary(source.numel(), rows, source.element_size()).plan(call.output)

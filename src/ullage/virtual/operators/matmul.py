@@ -24,22 +24,22 @@ def _copy_for_cublas(matrix: torch.Tensor) -> int:
 
 
 class Product(NamedTuple):
-    """An operator that multiplies: the arguments that are copied for cuBLAS if need be, the right factor first."""
+    """An operator that multiplies: the arguments that may be copied for cuBLAS, the right factor first."""
 
     operators: str  # without "aten."
     copied: tuple[int, ...]
-    factors: tuple[int, int] | None = None  # those whose sizes give that of the result, where `out_dtype` may be asked
+    factors: tuple[int, int] | None = None  # those whose sizes give that of the result, for operators with `out_dtype`
 
     def plan(self, call: Call) -> Plan:
         plan = self._inferred(call)
         plan.library = CUBLAS
         copies = [_copy_for_cublas(call.args[place]) for place in self.copied]
-        if any(copies) and plan.outputs[0] != Same(0):  # else the sum is written over its first term
+        if any(copies) and plan.outputs[0] != Same(0):  # else the sum overwrites its first term
             plan.steps = Steps().output(0).temporary(*copies).steps
         return plan
 
     def _inferred(self, call: Call) -> Plan:
-        """The result of a product; PyTorch's own inference fails where `out_dtype` asks for another type."""
+        """Return the result of a product; PyTorch's own inference fails if `out_dtype` is another type."""
         kind = call.args[-1]
         if self.factors is None or not isinstance(kind, torch.dtype):
             return call.infer()

@@ -92,7 +92,7 @@ def _backward(
 def _add_partial_sums(
     steps: Steps, call: Call, outputs: list[Output], wanted: list[int], rows: int, columns: int, grad: torch.Tensor
 ) -> None:
-    """The gradients that were made first are thrown away: sums of the partial results take their place."""
+    """Add sums of partial results, which replace the gradients that were allocated first."""
     blocks = min(_MAX_BLOCKS // ceil_div(columns, _BLOCK_WIDTH), ceil_div(rows, _BLOCK_ROWS))
     made = [output for place in wanted if isinstance(output := outputs[place], New)]
     thrown_away = [steps.take(output.nbytes) for output in made]
@@ -163,7 +163,7 @@ def _channels_lie_together(tensor: torch.Tensor) -> bool:
 
 
 def blocks_along_rows(rows: int, channels: int) -> tuple[int, int]:
-    """How many blocks share the channels and the rows (Normalization.cuh, flexible_launch_configs)."""
+    """Return the blocks along the channels and along the rows (Normalization.cuh, flexible_launch_configs)."""
     width = min(last_power_of_two(channels), _WIDTH)
     height = min(last_power_of_two(ceil_div(rows, _ROWS_A_THREAD)), _THREADS // width)
     if width * height != _THREADS:
@@ -173,7 +173,7 @@ def blocks_along_rows(rows: int, channels: int) -> tuple[int, int]:
 
 
 def _add_staging(steps: Steps, tensor: torch.Tensor, numbers: int, itemsize: int) -> None:
-    """Partial results of several blocks and a counter a column of blocks, for the time of one kernel."""
+    """Add the partial results of several blocks and a counter for each column of blocks, for one kernel's lifetime."""
     channels = tensor.shape[1]
     columns, blocks = blocks_along_rows(tensor.numel() // channels, channels)
     if blocks > 1:
@@ -181,7 +181,7 @@ def _add_staging(steps: Steps, tensor: torch.Tensor, numbers: int, itemsize: int
 
 
 def _channels(source: Any) -> int:
-    """Of the input of a normalization; an empty vector has none."""
+    """Return the channels of a normalization's input; 0 for an empty vector."""
     return int(source.shape[1]) if source.dim() > 1 else 0
 
 
@@ -272,7 +272,7 @@ _FIGURES = figures_of("normalization")
 
 
 def cudnn_workspace(size: Any, dtype: torch.dtype, forward: bool) -> int:
-    """Bytes of cuDNN's workspace for a channels-last tensor of this size."""
+    """Return the bytes of cuDNN's workspace for a channels-last tensor of this size."""
     channels, rows = size[1], math.prod(size) // max(1, size[1])
     figures = _FIGURES["forward" if forward else "backward"]
     height, width = figures["rows_float16" if dtype is torch.float16 else "rows"], _FIGURES["width"]
@@ -325,7 +325,7 @@ def _strides(source: torch.Tensor) -> tuple[int, ...]:
 
 @handler("aten.batch_norm_stats.default", "aten.batch_norm_gather_stats_with_counts.default")
 def statistics(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The mean and the inverse deviation by channel, in the type that sums are made in."""
+    """Return the mean and the inverse deviation by channel, in the type of sums."""
     dtype = torch.float64 if args[0].dtype is torch.float64 else torch.float32
     with gpu.mode:
         return tuple(args[0].new_empty(args[0].shape[1], dtype=dtype) for _ in range(2))
@@ -333,14 +333,14 @@ def statistics(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 @handler("aten.batch_norm_elemt.default", "aten.batch_norm_backward_elemt.default")
 def elementwise(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The normalized input, or its gradient."""
+    """Return the normalized input, or its gradient."""
     with gpu.mode:
         return torch.empty_like(args[0])
 
 
 @handler("aten.batch_norm_backward_reduce.default")
 def backward_sums(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Sums of gradients by channel; the gradients of the weights only where they are wanted."""
+    """Return sums of gradients by channel, and the gradients of the weights if requested."""
     mean, weight, (inputs, weights, biases) = args[2], args[4], args[5:8]
     like = mean if weight is None else weight
     with gpu.mode:

@@ -1,5 +1,5 @@
-"""Pooling, resizing and sampling of images: kernels that want one layout and copy tensors that have another. Rules of
-copies alone are in `regular.py`."""
+"""Pooling, resizing and sampling of images: kernels that need one layout and copy tensors in another. Rules with only
+copies are in `regular.py`."""
 
 import torch
 
@@ -21,7 +21,7 @@ from ullage.virtual.call.plan import (
 
 
 def _stand_in(output: Output) -> int:
-    """Bytes of the contiguous tensor that is written in place of an output in another layout."""
+    """Return the bytes of the contiguous tensor that is written instead of an output in another layout."""
     return output.nbytes if isinstance(output, New) and not is_contiguous(output.size, output.stride) else 0
 
 
@@ -53,7 +53,7 @@ def unfold(call: Call) -> Plan:
 
 # Resizing of images.
 
-_FEWEST_CHANNELS = 4  # kernels for channels-last tensors want at least so many
+_FEWEST_CHANNELS = 4  # the least for kernels on channels-last tensors
 
 
 @kernel(
@@ -88,7 +88,7 @@ def trilinear_backward(call: Call) -> Plan:
 
 
 def _other_layout(out: New) -> int:
-    """As `_stand_in`, except that dimensions of one element count."""
+    """Return the same as `_stand_in`, except that dimensions of one element count."""
     return 0 if new(out.size, out.dtype).stride == out.stride else out.nbytes
 
 
@@ -109,5 +109,5 @@ def sample_by_grid_backward(call: Call) -> Plan:
 
 
 def _repeated(tensor: torch.Tensor) -> int:
-    """Bytes of the copy of a tensor that repeats elements, `contiguousIfZeroInStrides`."""
+    """Return the bytes of the copy of a tensor that repeats elements, `contiguousIfZeroInStrides`."""
     return copy_size(tensor) if 0 in tensor.stride() else 0

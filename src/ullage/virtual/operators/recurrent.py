@@ -183,7 +183,7 @@ def use_cudnn_ctc(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 @handler("aten._use_miopen_ctc_loss.default", "aten._use_miopen_ctc_loss.Tensor")
 def use_miopen_ctc(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """There is no MIOpen on an NVIDIA GPU."""
+    """Return false: there is no MIOpen on an NVIDIA GPU."""
     return False
 
 
@@ -227,7 +227,7 @@ class _Networks:
         self._dropout_state: torch.Tensor | None = None
 
     def front(self, operator: str) -> Callable[..., Any]:
-        """`lstm.input` and its like, for sequences of one length, and `lstm.data`, for packed sequences."""
+        """Return `lstm.input` and the like, for sequences of one length, or `lstm.data`, for packed sequences."""
         name, _, overload = operator.partition(".")
 
         def run(source: Any, *args: Any) -> Any:
@@ -287,13 +287,13 @@ class _Networks:
             cx = cx if cx is None else cx.to(torch.float16)
             hx, source = hx.to(torch.float16), source.to(torch.float16)
         with torch.autocast("cuda", enabled=False):
-            # Tuples of numbers alone: one of tensors would let them go from the last on.
+            # Tuples of numbers only: a tuple of tensors would release them from the last on.
             shape, settings = (mode, hidden_size, projected, layers), (batch_first, dropout, train, both, sizes)
             out, hy, cy, _, _ = _aten._cudnn_rnn(source, params, stride, flat, hx, cx, *shape, *settings, state)
         return (out, hy, cy) if mode == LSTM else (out, hy)
 
     def _state(self, dropout: float, train: bool) -> torch.Tensor | None:
-        """RNN.cpp, get_dropout_state: made at the first dropout, kept forever."""
+        """RNN.cpp, get_dropout_state: made at the first dropout, never freed."""
         if dropout > 0 and train and self._dropout_state is None:
             spec, memory = self._gpu.spec, self._gpu.memory
             memory.take_in_turn(8)

@@ -1,8 +1,8 @@
 """Recurrent networks by cuDNN, and PyTorch's fused cells (aten/src/ATen/native/cudnn/RNN.cpp, cuda/RNN.cu).
 
-What cuDNN itself takes is not documented; its figures (`cudnn/data`) were read off calls on an H200. Of 600 other
-calls, drawn at random, 254 are exact in every size; the peak of the step is exact for 349, within 1 % for 434 and
-within 10 % for 565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
+cuDNN's own memory is not documented; the figures (`cudnn/data`) come from calls on an H200. Of 600 other calls, drawn
+at random, 254 are exact in every size; the peak of the step is exact for 349, within 1 % for 434 and within 10 % for
+565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ _FIGURES = figures_of("recurrent")
 _HEADER: int = _FIGURES["header"]
 _CHOICES = {"least": 0, "middle": 1, "most": -1}  # places among sums in their order
 _PERSISTENT_SMS = 98
-_VOLTA_PERSISTS = ((40, 128), (20, 96), (10, 32))  # at least so many steps, at most so large a batch
+_VOLTA_PERSISTS = ((40, 128), (20, 96), (10, 32))  # the fewest steps, and the largest batch
 
 
 def _aligned(size: int) -> int:
@@ -121,7 +121,7 @@ class RecurrentNetwork:
         return self.batch % 8 == 0 and self.batch <= 128 and few
 
     def _elements(self, backward: bool) -> int:
-        """Return the workspace's numbers: all rows of the figures whose words hold, added up."""
+        """Return the numbers in the workspace: the sum of all rows of the figures whose words apply."""
         cell = self.batch * self.hidden
         values = {
             "token": self.tokens * self.hidden,
@@ -141,7 +141,7 @@ class RecurrentNetwork:
         return total
 
     def _words(self, backward: bool) -> set[str]:
-        """What the figures' rows say a network is; small ones stay on the multiprocessors for all steps."""
+        """Return the words for this network in the figures; small ones stay on the multiprocessors for all steps."""
         most = _FIGURES["small"]["backward" if backward else "forward"][_GATES[self.mode] == 1]
         small = self.hidden <= most and self.dtype is not torch.bfloat16 and not self.projected
         return {

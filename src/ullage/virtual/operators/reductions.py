@@ -29,7 +29,7 @@ class Iteration:
 
     @property
     def reduced(self) -> int:
-        """How many dimensions are reduced."""
+        """The number of reduced dimensions."""
         return sum(stride == 0 for stride in self.output_strides)
 
 
@@ -97,7 +97,7 @@ def _joined(shape: list[int], out: list[int], inp: list[int]) -> Iteration:
 
 
 def split_to_32_bits(iteration: Iteration) -> list[Iteration]:
-    """Halves of the longest dimension until offsets fit 32 bits (TensorIterator.cpp, SplitUntil32Bit)."""
+    """Halve the longest dimension until offsets fit 32 bits (TensorIterator.cpp, SplitUntil32Bit)."""
     lengths = iteration.shape
     operands = (iteration.output_strides, iteration.input_strides)
     reach = [sum((n - 1) * step for n, step in zip(lengths, strides, strict=True)) for strides in operands]
@@ -114,7 +114,7 @@ def split_to_32_bits(iteration: Iteration) -> list[Iteration]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a reduction kernel is compiled for: bytes of an element and of a partial result, values a thread reads."""
+    """A kind of reduction kernel: bytes of an element and of a partial result, values that a thread reads."""
 
     itemsize: int
     partial: int
@@ -123,7 +123,7 @@ class Kind:
 
 
 def buffer_sizes(iteration: Iteration, kind: Kind, sms: int, threads_per_sm: int = 2048) -> tuple[int, int] | None:
-    """Bytes of the buffer and of the counters in global memory, or `None` if no block shares its output."""
+    """Return the bytes of the buffer and of the counters in global memory, or `None` if no block shares its output."""
     total = math.prod(iteration.shape)
     pairs = zip(iteration.shape, iteration.output_strides, strict=True)
     outputs = math.prod(length for length, stride in pairs if stride)
@@ -200,7 +200,7 @@ def _blocks(
 
 
 def sum_kind(dtype: torch.dtype) -> Kind:
-    """A sum's kernel: half precision is summed in single."""
+    """Return a sum's kernel: half precision is summed in single."""
     return Kind(dtype.itemsize, max(4, dtype.itemsize) if dtype.is_floating_point else dtype.itemsize)
 
 
@@ -239,17 +239,17 @@ def _add_with_cast(
 
 
 def add_sum(steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -> None:
-    """Add what a sum takes beside its output: a cast first, except from half to single precision."""
+    """Add a sum's temporaries: a cast first, except from half to single precision."""
     _add_with_cast(steps, call, source, dims, dtype, sum_kind, (torch.float16, torch.bfloat16))
 
 
 def add_moments(steps: Steps, call: Call, source: torch.Tensor, dims: Sequence[int], dtype: torch.dtype) -> None:
-    """Add what `var_mean` takes for two results of type `dtype`: a cast first, except from float16 to float32."""
+    """Add the temporaries of `var_mean`, for results of type `dtype`: a cast first, except from float16 to float32."""
     _add_with_cast(steps, call, source, dims, dtype, welford_kind, (torch.float16,))
 
 
 def _dims(call: Call) -> list[int]:
-    """The dimensions that a call reduces, by its schema; none for all of them."""
+    """Return the dimensions that a call reduces, by its schema; none for all of them."""
     places = [place for place, argument in enumerate(call.func._schema.arguments) if argument.name == "dim"]
     dims = call.argument(places[0], "dim") if places else None
     if dims is None:
@@ -294,7 +294,7 @@ def _of_a_value(dtype: torch.dtype) -> Kind:
     return Kind(dtype.itemsize, dtype.itemsize)
 
 
-# Operators without "aten.", the kernel, and what a partial result is.
+# Operators without "aten.", the kernel, and its partial result.
 _REDUCTIONS: tuple[tuple[str, str, Callable[[torch.dtype], Kind]], ...] = (
     ("max.default min.default amax.default amin.default", "ReduceMaxValuesKernel.cu", _of_a_value),
     ("aminmax.default", "ReduceAMinMaxKernel.cu", lambda dtype: Kind(dtype.itemsize, 2 * dtype.itemsize)),
@@ -306,7 +306,7 @@ _REDUCTIONS: tuple[tuple[str, str, Callable[[torch.dtype], Kind]], ...] = (
 
 
 def _reduction(kind_of: Callable[[torch.dtype], Kind]) -> Rule:
-    """Outputs in order, then the buffers of one reduction."""
+    """Return a rule: outputs in order, then the buffers of one reduction."""
 
     def rule(call: Call) -> Plan:
         outputs, source = call.infer().outputs, call.args[0]

@@ -1,7 +1,7 @@
 """Kernels whose requests follow from their arguments in one regular way: a table instead of a rule for each.
 
-A row says what is taken, in this order: copies of arguments that are not laid out as the kernel wants them, the
-outputs, copies of further arguments, and temporaries. Everything but the outputs is freed at the end.
+A row lists allocations in this order: copies of arguments whose layout does not suit the kernel, the outputs, copies of
+further arguments, and temporaries. Everything but the outputs is freed at the end.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,17 +24,17 @@ from ullage.virtual.call.plan import (
     suggested_format,
 )
 
-Arguments = Callable[..., Any]  # is given all arguments of a call by place
+Arguments = Callable[..., Any]  # gets all arguments of a call by place
 
 
 @dataclass(frozen=True, slots=True)
 class Regular:
-    """What some operators take. Arguments are named by their places. `outputs` is what they return if that is not what
-    PyTorch infers, `order` that in which it is taken, `temporaries` their bytes. The strides of `layout` suggest the
-    layout of the copies; without it, they are contiguous."""
+    """The allocations of some operators. Arguments are given by their places. `outputs` returns the outputs if PyTorch
+    infers others, `order` is their order, `temporaries` returns sizes in bytes. The strides of the argument `layout`
+    suggest the layout of the copies; without it, they are contiguous."""
 
     operators: str  # without "aten." and ".default"
-    source: str  # where in aten/src/ATen/native it is written, in cuda/ if nothing else is said, and what it takes
+    source: str  # its file in aten/src/ATen/native, in cuda/ by default, and its allocations
     before: Sequence[int] = ()
     outputs: Arguments | None = None
     order: Sequence[int] | None = None
@@ -112,7 +112,7 @@ _TABLE = (
         outputs=_first,
         temporaries=lambda source, *_: (source.numel() // max(1, source.shape[-1]) * source.element_size(),),
     ),
-    # Numbers rounded as if they were quantized, for training that knows of it.
+    # Numbers rounded as if they were quantized, for quantization-aware training.
     Regular(
         "fake_quantize_per_tensor_affine_cachemask _fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
         "../quantized/FakeQuantPerTensorAffine.cpp: the rounded numbers, and which of them were in range.",
@@ -194,21 +194,21 @@ def roll(call: Call) -> Plan:
 
 @kernel("aten.abs.default")
 def magnitude(call: Call) -> Plan:
-    """UnaryOps.cpp, unary_op_impl_with_complex_to_float_out: complex results first, of which the real part is kept."""
+    """UnaryOps.cpp, unary_op_impl_with_complex_to_float_out: complex results first, then their real part."""
     source = call.args[0]
     return Steps().output(0).temporary(bytes_of(source)).plan(call.output) if source.is_complex() else call.infer()
 
 
 @kernel("aten.scatter_reduce.two")
 def scatter_reduce(call: Call) -> Plan:
-    """TensorAdvancedIndexing.cpp, scatter_reduce_two: for a mean, how many values went to each place."""
+    """TensorAdvancedIndexing.cpp, scatter_reduce_two: for a mean, the number of values for each place."""
     source, size = call.args[0], bytes_of(call.args[0])
     if call.args[4] != "mean":
         return call.infer()
     return Steps().output(0).temporary(size, size, source.numel()).plan(call.output)
 
 
-_CHECKED = 4  # bytes of a number that a check of the zero points is written to
+_CHECKED = 4  # bytes of the result of a check of the zero points
 
 
 @kernel("aten.fake_quantize_per_channel_affine_cachemask.default")

@@ -1,5 +1,5 @@
-"""What FSDP gathers and scatters with (aten/src/ATen/native/cuda/TensorShape.cu): a table of addresses and sizes goes
-to the GPU before the kernel starts."""
+"""Operators with which FSDP gathers and scatters (aten/src/ATen/native/cuda/TensorShape.cu): a table of addresses and
+sizes goes to the GPU before the kernel starts."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ _BLOCK, _TILE, _ENTRY = 128, 2048, 8  # threads of a block; bytes that it moves;
 
 @kernel("aten.split_with_sizes_copy.out")
 def split_copy(call: Call) -> Plan:
-    """split_with_sizes_copy_out_cuda_contiguous_no_cast, where layouts and types allow it."""
+    """split_with_sizes_copy_out_cuda_contiguous_no_cast, if layouts and types allow it."""
     plan, source, sizes = call.infer(), call.args[0], call.args[1]
     out = call.kwargs["out"]
     if not _dense([source, *out]) or any(tensor.dtype is not source.dtype for tensor in out):

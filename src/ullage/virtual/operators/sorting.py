@@ -63,10 +63,10 @@ def radix_sort(count: int, key: int, value: int, bits: int, gpu: GPU) -> int:
     if count == 0:
         return 1
     if count <= 256 * max(1, 19 * 4 // max(4, key, value)):
-        return 1  # one block sorts it all
+        return 1  # one block sorts everything
     passes = ceil_div(bits, _RADIX_BITS)
     blocks = ceil_div(count, _onesweep_tile(key, value, _generation(gpu)))
-    again = passes > 1  # the result of a pass needs a place
+    again = passes > 1  # the result of a pass needs a buffer
     return _packed(
         passes * _RADIX_DIGITS * _COUNT,
         blocks * _RADIX_DIGITS * 4,
@@ -77,7 +77,7 @@ def radix_sort(count: int, key: int, value: int, bits: int, gpu: GPU) -> int:
 
 
 def _tile_states(count: int, tile: int, itemsize: int, one_word: bool = True) -> int:
-    """agent/single_pass_scan_operators.cuh: what blocks tell each other, one entry a tile and 32 more."""
+    """agent/single_pass_scan_operators.cuh: messages between blocks, one entry a tile and 32 more."""
     entries = ceil_div(count, tile) + _WARP
     if one_word:
         return _packed(_packed(entries * 2 * max(2, itemsize)))
@@ -85,13 +85,13 @@ def _tile_states(count: int, tile: int, itemsize: int, one_word: bool = True) ->
 
 
 def scan(count: int, itemsize: int, is_plain_number: bool = True) -> int:
-    """cub::DeviceScan with PyTorch's own operator; half precision is a class of its own there."""
+    """cub::DeviceScan with PyTorch's own operator; half precision is a separate class there."""
     items = max(1, min(15 * 4 // itemsize, 30))
     return _tile_states(count, 128 * items, itemsize, is_plain_number)
 
 
 def reduce(count: int, itemsize: int, gpu: GPU) -> int:
-    """cub::DeviceReduce: one number for each block of a full card, unless one block does it all."""
+    """cub::DeviceReduce: one number for each block of a full card, unless one block suffices."""
     if count <= 256 * 16:
         return 1
     blocks = gpu.multiprocessors * (gpu.threads_per_sm // 256)
@@ -104,7 +104,7 @@ def select(count: int) -> int:
 
 
 def merge_sort(count: int, key: int, value: int) -> int:
-    """cub::DeviceMergeSort::SortPairs, which Thrust takes for a comparison that is no plain "less than"."""
+    """cub::DeviceMergeSort::SortPairs, which Thrust uses for any comparison but a plain "less than"."""
     tile = 512 * max(1, 17 * 4 // max(4, key))
     return _packed((ceil_div(count, tile) + 1) * _COUNT, count * key, count * value)
 
@@ -118,7 +118,7 @@ def unique_by_key(count: int, key: int, gpu: GPU) -> int:
 
 
 def unique_by_key_in_place(count: int, key: int, gpu: GPU) -> int:
-    """thrust::unique_by_key with 64-bit values: states of the tiles, and how many are left."""
+    """thrust::unique_by_key with 64-bit values: states of the tiles, and the number of remaining elements."""
     tile = 448 * 22 if _generation(gpu) >= 9 else _UNIQUE_TILES[_generation(gpu), key]
     return _packed(_packed((ceil_div(count, tile) + _WARP) * 16), _COUNT)
 
@@ -140,7 +140,7 @@ def scan_by_key(count: int, key: int, gpu: GPU) -> int:
     return _packed((tiles + _WARP) * 16, (tiles + 1) * key)
 
 
-_SMALL = 4096  # Sort.cpp, should_use_small_sort: up to so many elements are sorted in place by one block
+_SMALL = 4096  # Sort.cpp, should_use_small_sort: up to this number of elements are sorted in place by one block
 _INDEX = 8  # bytes of an index
 _FEW_SEGMENTS, _LONG_SEGMENT = 128, 1_000_000  # SortStable.cu, launch_stable_sort_kernel
 
@@ -155,7 +155,7 @@ def sort(call: Call) -> Plan:
 
 
 def add_sort(steps: Steps, call: Call, source: torch.Tensor, dim: int) -> None:
-    """Add what sorting takes beside its two outputs."""
+    """Add the temporaries of sorting, besides its two outputs."""
     if source.dim() == 0 or source.numel() == 0:
         return
     length = source.shape[dim]
@@ -199,7 +199,7 @@ _REGISTERS_A_MULTIPROCESSOR = 65536
 
 @kernel("aten.topk.default")
 def topk(call: Call) -> Plan:
-    """TensorTopK.cu, and Sorting.cpp, topk_out_cuda: found, then sorted if asked for."""
+    """TensorTopK.cu, and Sorting.cpp, topk_out_cuda: found, then sorted if requested."""
     source, values = call.args[0], call.output
     dim = call.argument(2, "dim", -1)
     steps = Steps().output(0, 1)
@@ -219,7 +219,7 @@ def topk(call: Call) -> Plan:
 
 
 def _add_shared_search(steps: Steps, call: Call, source: torch.Tensor, rows: int, length: int) -> None:
-    """TensorTopK.cu, mbtopk::launch: what the blocks of a row count together."""
+    """TensorTopK.cu, mbtopk::launch: counters that the blocks of a row share."""
     blocks_at_once = _REGISTERS_A_MULTIPROCESSOR // (_REGISTERS * _THREADS) * call.gpu.multiprocessors
     items = min(max(ceil_div(length * rows, blocks_at_once * _THREADS), _FEWEST_ITEMS), _MOST_ITEMS)
     blocks = rows * ceil_div(length, items * _THREADS)

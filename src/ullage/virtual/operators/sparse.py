@@ -1,4 +1,4 @@
-"""What CUDA does with sparse tensors in kernels of its own (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu,
+"""CUDA's own kernels for sparse tensors (aten/src/ATen/native/sparse/cuda/SparseCUDATensor.cu,
 SparseCUDATensorMath.cu, SparseBlasLegacy.cpp)."""
 
 from typing import Any
@@ -77,7 +77,7 @@ def _unflattened(flat: torch.Tensor, sizes: Any) -> torch.Tensor:
 
 
 def _rows(source: Any) -> int:
-    """How many different indices there can be."""
+    """Return the largest number of different indices."""
     return int(source.shape[: source.sparse_dim()].numel())
 
 
@@ -93,7 +93,7 @@ def clone(gpu: GPUState, source: Any, memory_format: Any = None) -> Any:
 
 @own_kernel("aten.add.Tensor")
 def add(gpu: GPUState, first: Any, second: Any, alpha: Any = 1) -> Any:
-    """A dense gradient to which autograd adds a sparse one is added to in place, except under a dispatch mode."""
+    """Add two tensors; autograd adds a sparse gradient to a dense one in place, except under a dispatch mode."""
     if first.layout is torch.strided and alpha == 1 and adds_in_place((first, second), frames_up=5):
         return first.add_(second)
     return NotImplemented
@@ -101,7 +101,7 @@ def add(gpu: GPUState, first: Any, second: Any, alpha: Any = 1) -> Any:
 
 @own_kernel("aten.add.out")
 def add_out(gpu: GPUState, first: Any, second: Any, alpha: Any = 1, *, out: Any) -> Any:
-    """SparseCUDATensorMath.cu, add_out_sparse_cuda: indices and values are put behind one another."""
+    """SparseCUDATensorMath.cu, add_out_sparse_cuda: indices and values are concatenated."""
     if second.layout is not torch.sparse_coo:
         return NotImplemented
     if first.layout is torch.strided:
@@ -188,7 +188,7 @@ def _multiply(gpu: GPUState, out: Any, start: Any, first: Any, second: Any, beta
 
 
 def spmm_buffer(count: int, columns: int, itemsize: int) -> int:
-    """Bytes that cusparseSpMM asks for with CUSPARSE_SPMM_CSR_ALG1, measured with CUDA 13.0."""
+    """Return the bytes that cusparseSpMM requests with CUSPARSE_SPMM_CSR_ALG1, measured with CUDA 13.0."""
     elements_a_block = 256 if columns > 1 else 4096 if itemsize == 4 else 3584
     return 4 * ceil_div(count, elements_a_block) + 7
 
@@ -262,7 +262,7 @@ def mul_out(gpu: GPUState, first: Any, second: Any, *, out: Any) -> Any:
 
 
 def _with_dense(dense: Any, sparse: Any, dtype: torch.dtype) -> Any:
-    """SparseTensorMath.cpp, intersection_binary_op_sparse_dense_out: the dense one is looked up at the indices."""
+    """SparseTensorMath.cpp, intersection_binary_op_sparse_dense_out: the dense tensor is read at the indices."""
     if dense.layout is torch.sparse_coo:  # a single number
         dense = dense.coalesce()._values().squeeze(0)
     dense = dense.to(sparse.device) if dense.dim() else dense
@@ -278,7 +278,7 @@ def _with_dense(dense: Any, sparse: Any, dtype: torch.dtype) -> Any:
 
 
 def _intersection(gpu: GPUState, first: Any, second: Any, dtype: torch.dtype) -> Any:
-    """SparseBinaryOpIntersectionCommon.h: the indices of one are looked for among the sorted ones of the other."""
+    """SparseBinaryOpIntersectionCommon.h: the indices of one are searched among the sorted indices of the other."""
     if not first._nnz() or not second._nnz():
         return torch.zeros_like(first, dtype=dtype)
     if first.is_coalesced() != second.is_coalesced():
@@ -307,7 +307,7 @@ _MOST_COPIES = 50  # MAX_COPIES_PER_THREAD
 
 @own_kernel("aten.index_select.default")
 def index_select(gpu: GPUState, source: Any, dim: int, index: Any) -> Any:
-    """Indexing.cu, index_select_sparse_cuda: each wanted index may be found at every element."""
+    """Indexing.cu, index_select_sparse_cuda: each requested index may match every element."""
     dim = dim % source.dim()
     indices, values, sparse_dim = source._indices(), source._values(), source.sparse_dim()
     size = [*source.shape[:dim], len(index), *source.shape[dim + 1 :]]

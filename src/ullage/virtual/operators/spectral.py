@@ -19,11 +19,11 @@ def _one_transform(dims: Sequence[int]) -> bool:
 
 
 class _Transforms:
-    """The transforms of one call. Buffers take turns, so which of them is the output is known at the end."""
+    """The transforms of one call. Buffers alternate, so the output is known only at the end."""
 
     def __init__(self) -> None:
         self._taken: list[int] = []
-        self._events: list[tuple[bool, int]] = []  # whether a buffer is taken or freed, and which
+        self._events: list[tuple[bool, int]] = []  # whether a buffer is allocated or freed, and its number
 
     def take(self, size: int) -> int:
         self._taken.append(size)
@@ -34,7 +34,7 @@ class _Transforms:
         self._events += [(False, buffer) for buffer in buffers]
 
     def plan(self, layout: torch.Tensor, output: int) -> Plan:
-        """What was asked for, with one of the buffers as the output."""
+        """Return the plan of all requests, with one of the buffers as the output."""
         steps, places = Steps(), dict[int, int]()
         for taken, buffer in self._events:
             if not taken:
@@ -72,8 +72,8 @@ class _Transforms:
         return torch.empty_strided(size, strides, dtype=dtype, device="meta")
 
     def run_complex(self, source: torch.Tensor, dims: Sequence[int], buffers: list[int], room: int) -> torch.Tensor:
-        """Complex transforms of three dimensions at a time, the smallest strides first; the last of `buffers` has the
-        result, and a second one is taken when it is needed."""
+        """Run complex transforms of three dimensions at a time, the smallest strides first; the last of `buffers` has
+        the result, and a second one is allocated when needed."""
         rest, working = list(dims), source
         while rest:
             if len(buffers) < 2:
@@ -102,7 +102,7 @@ def _fits_cufft(joined: torch.Tensor, lengths: Sequence[int]) -> bool:
 
 
 def workspace_of(joined: torch.Tensor, lengths: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes that cuFFT wants for a plan from this input to an output of this type."""
+    """Return the bytes of cuFFT's workspace for a plan from this input to an output of this type."""
     if joined.numel() == 0:
         return 0
     kind = "c2r" if not dtype.is_complex else "c2c" if joined.dtype.is_complex else "r2c"
@@ -126,7 +126,7 @@ def complex_to_complex(call: Call) -> Plan:
 
 @kernel("aten._fft_r2c.default")
 def real_to_complex(call: Call) -> Plan:
-    """_fft_r2c_cufft: one transform where cuFFT has it, else the last dimension first and complex ones after it."""
+    """_fft_r2c_cufft: one transform if cuFFT has it, else the last dimension first and complex ones after it."""
     source, dims, one_sided = twin(call.args[0]), list(call.args[1]), call.args[3]
     last, dtype = dims[-1], _COMPLEX[source.dtype]
     half, size = list(source.shape), list(source.shape)
@@ -134,7 +134,7 @@ def real_to_complex(call: Call) -> Plan:
     room = math.prod(half if one_sided else size) * dtype.itemsize
     transforms = _Transforms()
     buffers, copies = [transforms.take(room)], []
-    if call.args[0].storage_offset() % 2:  # cuFFT wants real numbers aligned as if they were complex
+    if call.args[0].storage_offset() % 2:  # cuFFT needs real numbers aligned as if they were complex
         copies.append(transforms.take(bytes_of(source)))
         source = source.movedim(last, -1).clone(memory_format=torch.contiguous_format).movedim(-1, last)
     if _one_transform(dims):

@@ -1,4 +1,4 @@
-"""Tensors over memory that is already there: `detach`, `set_`, `resize_`, and shapes changed in place."""
+"""Tensors over existing memory: `detach`, `set_`, `resize_`, and shapes changed in place."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from ullage.virtual.state import GPUState
 
 @handler("aten.detach.default", "aten.alias.default")
 def detach(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The commonest call of all (autograd makes one for most tensors it saves): the same memory, nothing else."""
+    """Return a tensor over the same memory: the commonest call (autograd makes one for most tensors it saves)."""
     source = args[0]
     if not source.is_cuda:
         return func(source)
@@ -21,15 +21,15 @@ def detach(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 @handler("aten.lift_fresh.default", "aten.lift.default")
 def lift(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """`torch.tensor(...)` hands its result over: nothing to do."""
+    """Return the result of `torch.tensor(...)` unchanged."""
     tensor: torch.Tensor = args[0]
     return tensor
 
 
 @handler("aten._efficientzerotensor.default")
 def tangent_of_zeros(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """What derivatives in forward mode have where there is no tangent: an operator makes a single zero of it, and
-    repeats that without memory (ZeroTensorFallback.cpp)."""
+    """Make the zero tensor that stands for a missing tangent in forward mode: an operator makes a single zero of it
+    and repeats that without memory (ZeroTensorFallback.cpp)."""
     if torch.device(kwargs.get("device") or "cpu").type != "cuda":
         tensor: torch.Tensor = gpu.host.call(func, args, kwargs)
         return tensor

@@ -1,8 +1,8 @@
 """Virtual cards that several processes share. Each card is a small file, locked while it is read or changed.
 
 The file has 256 bytes that describe the card, then one line of 64 bytes for each process: pid, start time, bytes taken.
-A line is changed with a single write, so a process that is killed at any moment leaves a readable file. That of a dead
-process is cleared by whoever looks next; the start time tells it from a later process with the same pid.
+A line is changed with a single write, so a process that is killed at any moment leaves a readable file. The next reader
+clears the line of a dead process; the start time distinguishes it from a later process with the same pid.
 
 PyTorch is not imported here, so a daemon or a monitor can watch cards cheaply.
 """
@@ -37,8 +37,8 @@ os.register_at_fork(
 
 @dataclass(frozen=True)
 class Card:
-    """One virtual card, made by `Cards`; `total` is what jobs can use, their contexts included. How busy it is stays
-    unknown."""
+    """One virtual card, made by `Cards`; `total` is the memory that jobs can use, their contexts included. Its activity
+    is unknown."""
 
     uuid: str
     index: int
@@ -62,7 +62,7 @@ class Card:
         return max(0, self.total - self.used())
 
     def take(self, size: int, process: Process | None = None) -> bool:
-        """Take bytes for this process; false if the card does not have so many, and then nothing is taken."""
+        """Take bytes for this process; if the card has fewer, take nothing and return false."""
         if size < 0:
             raise InvalidValue(f"size must be 0 bytes or more, got {size}")
         with _locked(self.path) as file:
@@ -88,8 +88,8 @@ class Cards:
 
     @classmethod
     def create(cls, folder: str | os.PathLike[str], gpus: str) -> Self:
-        """Make the cards that `gpus` names (`"4xA100-40GB"`). Those that are there already are kept, with what jobs
-        hold, and missing ones are added; other ones than asked for are an error."""
+        """Make the cards that `gpus` names (`"4xA100-40GB"`). Existing cards are kept, with the memory of their jobs,
+        and missing ones are added; an existing card of another kind is an error."""
         specs = gpu_list(gpus)
         if len(specs) > MOST_CARDS:
             raise InvalidValue(f"number of virtual cards must be at most {MOST_CARDS}, got {len(specs)}")
@@ -121,8 +121,8 @@ class Cards:
         raise InvalidValue(f"{self.folder} has no card with the UUID {uuid!r}")
 
     def visible(self, text: str | None) -> list[Card]:
-        """The cards that `CUDA_VISIBLE_DEVICES` makes visible, as CUDA reads it: indices and UUIDs, or their
-        beginnings, up to the first that is no card."""
+        """Return the cards that `CUDA_VISIBLE_DEVICES` makes visible, as CUDA reads it: indices and UUIDs, or their
+        beginnings, up to the first that matches no card."""
         if text is None:
             return list(self.cards)
         seen: list[Card] = []
@@ -137,7 +137,7 @@ class Cards:
 def environment(
     folder: str | os.PathLike[str], uuids: Sequence[str], base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Environment variables with which a Python process trains on these cards; `base` is the environment to extend."""
+    """Return the environment variables for a Python process to train on these cards, added to those in `base`."""
     paths = (os.environ if base is None else base).get("PYTHONPATH", "").split(os.pathsep)
     others = [path for path in paths if path and path != str(STARTUP)]
     return {
@@ -174,7 +174,7 @@ def _write_new(path: Path, about: dict[str, Any]) -> None:
         made.unlink(missing_ok=True)
         raise
     if os.geteuid() == 0:
-        made.chmod(0o666)  # jobs of other users write their lines; nobody but root can replace the file
+        made.chmod(0o666)  # jobs of other users write their lines; only root can replace the file
     made.replace(path)
 
 
@@ -204,7 +204,7 @@ def _locked(path: Path, for_writing: bool = True) -> Iterator[int]:
 
 
 def _read_table(file: int, path: Path) -> dict[int, tuple[Process, int]]:
-    """By their place in the file, the lines that are in use."""
+    """Return the lines in use, by their place in the file."""
     content = os.pread(file, _LARGEST_FILE, _HEADER)
     table = {}
     for place in range(len(content) // _LINE):

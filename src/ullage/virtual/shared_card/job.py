@@ -19,8 +19,8 @@ from ullage.virtual.torch_cuda.safetensors import install_safetensors
 
 
 def install() -> VirtualGPU | None:
-    """Make the virtual card this process's "cuda"; `None` if the process sees no card. A card that cannot be used ends
-    the process with one message and exit code 1: a job must not train without it."""
+    """Make the virtual card this process's "cuda"; return `None` if the process sees no card. A card that cannot be
+    used ends the process with one message and exit code 1: a job must not train without it."""
     try:
         cards = Cards.open(os.environ[VARIABLE]).visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
         if not cards:
@@ -32,7 +32,7 @@ def install() -> VirtualGPU | None:
     except UllageError as error:
         print(f"ullage: this process cannot use its virtual card: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    replacements = Replacements()  # which stay
+    replacements = Replacements()  # never undone
     install_safetensors(replacements)
     follow_allocator_settings(gpu)
     os.register_at_fork(after_in_child=lambda: _forked(gpu, gpu.shared))
@@ -41,7 +41,7 @@ def install() -> VirtualGPU | None:
 
 
 def _forked(gpu: VirtualGPU, shared: SharedCard | None) -> None:
-    """A child of a process that uses CUDA: what it inherits is not its own, and it can take nothing."""
+    """Close the card in the child of a process that uses CUDA: inherited memory is not its own."""
     if shared is None or not shared.is_of_parent:
         return
     gpu.memory.closed = True
@@ -51,5 +51,5 @@ def _forked(gpu: VirtualGPU, shared: SharedCard | None) -> None:
 
 
 def _end(gpu: VirtualGPU) -> None:
-    """What the interpreter takes apart at its end is given back by the end of the process itself."""
+    """Ignore frees while the interpreter shuts down: the end of the process returns its memory."""
     gpu.memory.closed = True

@@ -1,7 +1,7 @@
-"""One process's share of a virtual card: what its allocator and its CUDA context take is entered in the card's file.
+"""One process's share of a virtual card: the card's file has the memory of its allocator and CUDA context.
 
-The context is taken at the first allocation. A forked child does not own what its parent took. It cannot use CUDA if
-its parent did; otherwise it starts afresh.
+The context is taken at the first allocation. A forked child does not own its parent's memory. It cannot use CUDA if its
+parent did; otherwise it starts with nothing.
 """
 
 import os
@@ -61,7 +61,7 @@ class SharedCard:
             self._need(size)
 
     def report(self) -> str:
-        """The processes on the card, in the words of PyTorch's message."""
+        """Describe the processes on the card, in the words of PyTorch's message."""
         return "".join(
             ("Including non-PyTorch memory, this process" if pid == os.getpid() else f"Process {pid}")
             + f" has {format_size(taken)} memory in use. "

@@ -11,7 +11,7 @@ from ullage.virtual.call.plan import HANDLERS, RULES
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 
-# What chooses kernels, by names in torch._C: what tells it, and what sets it. Not every release has all of them.
+# Settings that select kernels, by names in torch._C: getters and setters. Not every release has all of them.
 _SWITCHES = {
     **{
         f"_get_{name}": f"_set_{name}"
@@ -47,7 +47,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     )
     _remember_preference(replacements, "linalg")
     _remember_preference(replacements, "blas")
-    # Weights are flattened for cuDNN where there is a rule that says what that takes.
+    # Weights are flattened for cuDNN if there is a rule for the memory of that.
     replacements.put(torch, "_use_cudnn_rnn_flatten_weight", lambda: _FLATTEN in RULES or _FLATTEN in HANDLERS)
     manager: Any = torch.backends.cuda.cufft_plan_cache
     before, manager.caches[:] = list(manager.caches), [_PlanCache()]
@@ -95,4 +95,4 @@ class _PlanCache:
         self.size, self.max_size = 0, 4096  # aten/src/ATen/native/cuda/CuFFTPlanCache.h
 
     def clear(self) -> None:
-        """Nothing to clear."""
+        """Do nothing: there is nothing to clear."""

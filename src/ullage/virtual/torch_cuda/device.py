@@ -19,7 +19,7 @@ from ullage.virtual.state import GPUState
 from ullage.virtual.torch_cuda.memory import memory_info
 
 _ARCHITECTURES = (75, 80, 86, 90, 100, 120)  # what PyTorch's wheels for CUDA 13.0 are built for
-_USUAL_SHARED_KIB = 64  # what a script is told of a card that does not say; kernels go by `GPU.shared_memory_kib`
+_USUAL_SHARED_KIB = 64  # reported to scripts if unknown; kernels are chosen by `GPU.shared_memory_kib`
 _DEVICE_TYPE = 1  # c10/core/DeviceType.h: CUDA
 
 
@@ -59,7 +59,7 @@ class _CudaDeviceProperties:
         )
 
 
-# What a GPU at work might say, by the names of torch.cuda: percent, degrees, milliwatts, megahertz.
+# Plausible figures of a busy GPU, by the names of torch.cuda: percent, degrees, milliwatts, megahertz.
 SENSORS = {"utilization": 100, "memory_usage": 50, "temperature": 50, "power_draw": 300_000, "clock_rate": 1500}
 
 
@@ -94,7 +94,7 @@ def exchange_device(device: int) -> int:
 
 
 def maybe_exchange_device(device: int) -> int:
-    """The same under its other name: for the compiler these are two functions."""
+    """Do the same under its other name: for the compiler these are two functions."""
     return exchange_device(device)
 
 
@@ -131,7 +131,7 @@ def _device_functions(gpu: GPUState) -> dict[str, Any]:
 
 
 def _runtime(gpu: GPUState) -> SimpleNamespace:
-    """The few functions of libcudart that PyTorch exposes."""
+    """Return the few functions of libcudart that PyTorch exposes."""
     success = SimpleNamespace(success=0)
     return SimpleNamespace(
         cudaError=success,
@@ -218,7 +218,7 @@ def install_accelerator(gpu: GPUState, replacements: Replacements) -> None:
         "_accelerator_hooks_maybe_exchange_device": exchange_device,
     }
     replacements.put_all(torch._C, functions)
-    # PyTorch remembers this answer, so it has to be made to forget it.
+    # PyTorch caches this answer, so its cache must be cleared.
     remembered: Any = getattr(torch.accelerator, "get_device_capability", None)
     if hasattr(remembered, "cache_clear"):
         replacements.on_undo(remembered.cache_clear)
@@ -235,7 +235,7 @@ def install_data_parallel(gpu: GPUState, replacements: Replacements) -> None:
             "_broadcast_coalesced": lambda tensors, devices, size=0: [list(tensors) for _ in devices],
         },
     )
-    replacements.put(_functions, "_streams", None)  # PyTorch keeps the copying streams: not beyond the `with`
+    replacements.put(_functions, "_streams", None)  # PyTorch caches the copying streams: drop them after the `with`
 
 
 def scatter(

@@ -33,7 +33,7 @@ class Graphs:
         return self.gpu.memory.allocator.private
 
     def register(self) -> None:
-        """With the first graph, the generator's seed and offset become tensors on the current stream."""
+        """Make the generator's seed and offset tensors on the current stream, at the first graph."""
         if not self._registered:
             self._generator_state = [self.gpu.memory.take(size, WORKSPACE) for size in _SEED_AND_OFFSET]
         self._registered += 1
@@ -108,7 +108,7 @@ class CUDAGraph:
         return self._pool
 
     def instantiate(self, *args: Any) -> None:
-        """Nothing to do, and nothing to write."""
+        """Do nothing: there is nothing to write."""
 
     register_generator_state = enable_debug_mode = debug_dump = instantiate
 

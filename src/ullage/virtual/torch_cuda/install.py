@@ -34,7 +34,7 @@ def install_compiler(gpu: GPUState, replacements: Replacements) -> None:
     if importlib.util.find_spec("triton") is None:
         without_triton.install(gpu, replacements)
         return
-    for part in (graph_trees, inductor, dynamo):  # what was compiled is forgotten before the rest is taken away
+    for part in (graph_trees, inductor, dynamo):  # compiled code is dropped before the other parts are removed
         part.install(gpu, replacements)
 
 

@@ -82,7 +82,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         self._offset = offset
 
     def clone_state(self) -> Self:
-        return CudaGenerator()._set(self._seed, self._offset)  # without a tensor: the compiler's would be fakes
+        return CudaGenerator()._set(self._seed, self._offset)  # no tensor: it would be a fake under the compiler
 
     def graphsafe_get_state(self) -> Self:
         return self.clone_state()

@@ -19,7 +19,7 @@ WRAP_IT = (
     "register_fake what that returns"
 )
 # Steps of optimizers in the form of Apex, which DeepSpeed has, too (multi_tensor_apply.cuh): functions of a size, a
-# flag and lists of tensors, which write them in place and ask for no memory.
+# flag and lists of tensors, which write them in place and request no memory.
 _IN_PLACE = {f"multi_tensor_{what}" for what in ("adam", "adagrad", "sgd", "scale", "axpby")}
 
 
@@ -90,13 +90,12 @@ _left_out: dict[str, int] = {}  # by Python module: functions that were not comp
 
 
 def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
-    """Let `torch.jit.script` and `torch.jit.trace` return what they are given: the compiler cannot compile the
-    replacements of PyTorch's functions, and the tracer records values. What was compiled before the `with` statement
-    runs unchanged."""
+    """Let `torch.jit.script` and `torch.jit.trace` return their argument: the compiler cannot compile the replacements
+    of PyTorch's functions, and the tracer records values. Code compiled before the `with` statement runs unchanged."""
     original = torch.jit.script
 
     def script(obj: Any = None, *args: Any, **options: Any) -> Any:
-        """`torch.jit.script`: returns what it is given, except PyTorch's own formulas, which its C++ part runs."""
+        """Do `torch.jit.script`: return the object unchanged, except PyTorch's formulas, which its C++ part runs."""
         if obj is None:
             return script
         if getattr(obj, "__module__", "").startswith("torch._decomp"):
@@ -108,7 +107,7 @@ def install_scripting(gpu: GPUState, replacements: Replacements) -> None:
         return _as_compiled(obj)
 
     def trace(func: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
-        """`torch.jit.trace`: calls what it is given once, as tracing does, and returns it."""
+        """Do `torch.jit.trace`: call the function once, as tracing does, and return it unchanged."""
         gpu.note("scripting", "torch.jit.trace was skipped: the Python code ran instead")
         inputs = () if example_inputs is None else example_inputs
         named = options.get("example_kwarg_inputs") or {}

@@ -1,7 +1,7 @@
 """safetensors, which reads and writes files outside PyTorch.
 
-`torch.save` writes the files that a script saves. Of other files the header is read, and the values of a large tensor
-when they are needed: a checkpoint may be larger than this machine's memory, or have no values at all.
+`torch.save` writes the files that a script saves. For other files, Ullage reads the header, and the values of a large
+tensor only when needed: a checkpoint may be larger than this machine's memory, or have no values at all.
 """
 
 import json
@@ -151,7 +151,7 @@ def _checkpoint(filename: Any, header: dict[str, Any], place: str) -> _File:
 
 def _written(filename: Any, place: str) -> _File:
     """Open a file that `save_file` wrote here."""
-    with open(filename, "rb") as file:  # by its name, PyTorch would take it for a file of safetensors
+    with open(filename, "rb") as file:  # given the name, PyTorch would read it as a safetensors file
         content = torch.load(file, map_location=place, weights_only=False)
     tensors: dict[str, torch.Tensor] = content["tensors"]
     entries = {

@@ -14,7 +14,7 @@ from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 from ullage.virtual.values.known_values import is_unknown
 
-_LARGEST_HEAD = 256  # of attention kernels for jagged tensors, which are made of others and need no more
+_LARGEST_HEAD = 256  # of attention kernels for jagged tensors, which consist of other kernels and need no more memory
 
 
 def install_jiterator(gpu: GPUState, replacements: Replacements) -> None:
@@ -30,8 +30,8 @@ def install_jiterator(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def install_targets(gpu: GPUState, replacements: Replacements) -> None:
-    """Give unknown targets values when a loss splits them: each class gets the same share. `AdaptiveLogSoftmaxWithLoss`
-    rejects targets that do not add up; those that the GPU itself computed have no data."""
+    """Give unknown targets values when a loss splits them: each class gets the same share. Targets computed on the GPU
+    have no data, and `AdaptiveLogSoftmaxWithLoss` rejects targets that do not add up."""
     forward = nn.AdaptiveLogSoftmaxWithLoss.forward
 
     @functools.wraps(forward)
@@ -74,7 +74,7 @@ def install_nested(gpu: GPUState, replacements: Replacements) -> None:
     "aten._nested_from_padded.default",
 )
 def strided(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nested tensors of the strided layout are objects of C++ with a storage on a real GPU."""
+    """Refuse nested tensors of the strided layout: they are C++ objects with a storage on a real GPU."""
     if not any_on_gpu((*args, *kwargs.values())):
         return gpu.host.call(func, args, kwargs)
     gpu.refuse("a nested tensor of the strided layout", "give layout=torch.jagged")

@@ -62,7 +62,7 @@ class AnyEvent(_Event):  # type: ignore[misc]
             gpus_in_use[-1].wait(self._stream, self._moment)
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds that the host took between two events; nothing ran on the virtual GPU."""
+        """Return the host's milliseconds between two events; nothing ran on the virtual GPU."""
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._when is None or end_event._when is None:
@@ -158,7 +158,7 @@ class AnyStream(_Stream):  # type: ignore[misc]
 
     @property
     def cuda_stream(self) -> int:
-        """The handle, as other libraries want it; 0 is the default stream."""
+        """The handle for other libraries; 0 is the default stream."""
         return _HANDLES + self.stream_id * 64 if self.stream_id else 0
 
     native_handle = cuda_stream
@@ -300,8 +300,8 @@ def install_recording(gpu: GPUState, replacements: Replacements) -> None:
 
 
 # Dispatch modes belong to a thread, so a thread that pins memory for a DataLoader, or copies ahead, would have none and
-# ask the real CUDA. Each thread that is started in the `with` statement gets a mode that passes calls on to the virtual
-# GPU's.
+# call the real CUDA. Each thread that is started in the `with` statement gets a mode that passes calls on to the
+# virtual GPU's.
 
 
 class _ModeOfThread(GPUMode):
@@ -336,7 +336,7 @@ def install_threads(gpu: GPUState, replacements: Replacements) -> None:
                         run()
                     finally:
                         _pop_torch_dispatch_stack(None)
-                        for name in ("run", "ullage_run"):  # a thread that is over keeps nothing alive
+                        for name in ("run", "ullage_run"):  # a finished thread keeps nothing alive
                             self.__dict__.pop(name, None)
 
             self.run = run_with_mode  # type: ignore[method-assign]

@@ -151,14 +151,14 @@ def _storage_methods(gpu: GPUState) -> dict[str, Any]:
         return address_of(self) if self.device.type == "cuda" else int(_StorageBase.data_ptr(self))
 
     def resize(self: Any, size: int) -> Any:
-        """More or less memory behind the same storage."""
+        """Change the memory of the same storage."""
         if self.device.type != "cuda":
             return _StorageBase.resize_(self, size)
         gpu.memory.resize(self, size)
         return self
 
     def copy(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
-        """The bytes of another storage; those of the virtual GPU's are not known."""
+        """Copy the bytes of another storage; those on the virtual GPU are unknown."""
         if "cuda" not in (self.device.type, source.device.type):
             return _StorageBase.copy_(self, source, bool(non_blocking))
         if self.device.type != "cuda" and not non_blocking:
@@ -175,7 +175,7 @@ def _storage_methods(gpu: GPUState) -> dict[str, Any]:
 
 def _printer(original: Any) -> Callable[..., str]:
     def show(self: torch.Tensor, *, tensor_contents: str | None = None) -> str:
-        """Like a meta tensor's: no values are asked for."""
+        """Show the tensor like a meta tensor, without its values."""
         if not self.is_cuda:
             return str(original(self, tensor_contents=tensor_contents))
         parts = [tensor_contents or "...", f"device='{self.device}'", f"size={tuple(self.shape)}"]
@@ -194,7 +194,7 @@ def _printer(original: Any) -> Callable[..., str]:
 
 def _formatter(original: Any) -> Callable[..., str]:
     def show(self: torch.Tensor, format_spec: str) -> str:
-        """`f"{loss}"` prints like `repr`; `f"{loss:.3f}"` needs a number and asks for it."""
+        """Format the tensor: `f"{loss}"` prints like `repr`; `f"{loss:.3f}"` needs a number and reads it."""
         if self.is_cuda and not format_spec:
             return repr(self)
         return str(original(self, format_spec))
@@ -212,7 +212,7 @@ def _leave_default_device(before: Any) -> None:
 
 # Tensors made of Python data, as in `torch.tensor([loss, 2.0], device="cuda")`. PyTorch's C++ part reads such data
 # where dispatch modes do not see it. Numbers that lie on the virtual GPU are looked up here, and memory is pinned
-# afterwards, because the C++ part would ask CUDA for it.
+# afterwards, because the C++ part would call CUDA for it.
 
 _Tensor = torch.Tensor
 _tensor, _as_tensor = torch.tensor, torch.as_tensor
@@ -220,7 +220,7 @@ _new_tensor: Any = torch._C.TensorBase.new_tensor
 
 
 def install_construction(gpu: GPUState, replacements: Replacements) -> None:
-    torch_device._device_constructors()  # PyTorch remembers the originals: let it, before they are replaced
+    torch_device._device_constructors()  # let PyTorch cache the originals before they are replaced
     replacements.put_all(torch, {"tensor": tensor, "as_tensor": as_tensor})
     replacements.put(torch.Tensor, "new_tensor", new_tensor)
 
@@ -305,7 +305,7 @@ def install_legacy_types(gpu: GPUState, replacements: Replacements) -> None:
                 torch.set_default_device(None)
             return
         if "__new__" not in vars(torch.Tensor):
-            with suppress(ImportError):  # the compiler wants to see the original; it has it where it is imported first
+            with suppress(ImportError):  # the compiler must see the original; it does if it is imported first
                 importlib.import_module("torch._dynamo.polyfills.tensor")
             torch.Tensor.__new__ = make_default  # type: ignore[method-assign]
             replacements.on_undo(lambda: delattr(torch.Tensor, "__new__"))

@@ -1,4 +1,4 @@
-"""Make `import torchvision` work if its compiled operators do not load, as those of a CUDA build with a CPU build of
+"""Make `import torchvision` work if its compiled operators do not load, such as a CUDA build's with a CPU build of
 PyTorch. They are declared here without code; torchvision registers its own shape functions and derivatives for them."""
 
 import functools
@@ -53,12 +53,12 @@ def make_torchvision_importable() -> Any:
         return None
     library: Any = torch.library.Library("torchvision", "FRAGMENT")
     for schema in _SCHEMAS:
-        if not hasattr(torch.ops.torchvision, schema.split("(")[0]):  # somebody else may have helped himself
+        if not hasattr(torch.ops.torchvision, schema.split("(")[0]):  # another package may have declared it already
             library.define(schema)
     library.impl("_cuda_version", lambda: -1, "CompositeExplicitAutograd")
 
     def say_that_they_are_there(extension: Any) -> None:
-        """torchvision registers its shape functions and derivatives only if it believes in its operators."""
+        """Let torchvision find its operators: otherwise it registers no shape functions and derivatives."""
         extension._has_ops = lambda: True
 
     after_import("torchvision.extension", say_that_they_are_there)

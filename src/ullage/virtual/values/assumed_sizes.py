@@ -17,7 +17,7 @@ class AssumedSizes:
         self._assumed: Counter[str] = Counter()
         self._noted: Counter[str] = Counter()
         self._counts: dict[str, int] = {}
-        self.saved = 0  # bytes, most of one result, that would not have been taken
+        self.saved = 0  # the most bytes of one result that need not have been allocated
 
     def assumed(self, kind: str, dims: int, out: torch.Tensor) -> None:
         """Record an assumed first size; `dims` numbers gave the place of each element."""
@@ -30,7 +30,7 @@ class AssumedSizes:
 
     def note_length(self, tensor: torch.Tensor, count: int) -> None:
         kind, place = self._kinds[id(tensor)]
-        del self._made[id(tensor)]  # once is enough
+        del self._made[id(tensor)]  # each result counts once
         self._noted[kind] += 1
         self._counts[kind] = max(count, self._counts.get(kind, 0))
         row = tensor.shape[1:].numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Values of tensors on the virtual GPU: known if they follow from small CPU tensors, made up for all others.
+"""Values of tensors on the virtual GPU: known if they follow from small CPU tensors, assumed for all others.
 
 A training loop reads few values: a loss, a flag, times, lengths. So a small tensor that was copied from the CPU, or
 made by a factory, has a CPU twin with its values, which belongs to its memory: every view of it is known too. Results
@@ -28,7 +28,7 @@ from ullage.virtual.values.unknown_branches import SupposedFlags, working_answer
 LARGEST_KNOWN = 65536  # elements that are computed; lengths and positions are smaller
 LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 700 by 700 pairs, the tokens of a batch
 LARGEST_COPIED = 4096  # numbers with a fraction: times, schedules and thresholds are smaller, data is larger
-LARGEST_HELD = 1 << 24  # whole numbers of a text, or edges of a graph: kept, and known where a part of them is taken
+LARGEST_HELD = 1 << 24  # whole numbers of a text, or edges of a graph: kept, so that parts of them are known
 _HELD = (torch.int64, torch.int32)  # not bytes, which are pictures
 _aten = torch.ops.aten
 _OVERWRITING = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}
@@ -37,7 +37,7 @@ _ZEROS = frozenset({_aten.zeros.default, _aten.zeros_like.default, _aten.new_zer
 _EITHER = frozenset({_aten.bitwise_or.Tensor, _aten.logical_or.default, _aten.cat.default})
 MAKE_MARKS = _ZEROS | _EITHER
 _WRITE_MARKS = frozenset({_aten.index_put_.default, _aten._index_put_impl_.default})
-WRITE_KNOWN = _WRITE_MARKS | _OVERWRITING  # what is written by all others is known only if all that they read is
+WRITE_KNOWN = _WRITE_MARKS | _OVERWRITING  # results of all others are known only if all their inputs are
 
 _COMPARISONS = frozenset(
     getattr(getattr(_aten, name), overload)
@@ -66,7 +66,7 @@ def has_no_fixed_result(func: Any) -> bool:
 
 
 def _watch(tensor: _Tensor) -> Any:
-    """Return what is known of a tensor's memory (`TensorAllocation`); `None` without memory on the GPU."""
+    """Return the record of a tensor's memory (`TensorAllocation`); `None` without memory on the GPU."""
     return getattr(storage_of(tensor), "ullage", None)
 
 
@@ -93,7 +93,7 @@ class KnownValues:
         self._supposing = False  # whether any value followed from one that was made up
         self._flags = SupposedFlags()
         self._random = torch.Generator(device=_CPU)
-        self.steps: Callable[[], int] = lambda: 0  # of training so far
+        self.steps: Callable[[], int] = lambda: 0  # the number of training steps so far
 
     def known(self, tensor: _Tensor) -> _Tensor | None:
         """Return the values as a CPU tensor over the memory's twin, or `None`."""
@@ -114,7 +114,7 @@ class KnownValues:
         if watch.value is None:
             length = span_of_elements(tensor.shape, tensor.stride())
             if tensor.is_complex() or length * tensor.element_size() != storage.nbytes():
-                return  # the rest of its memory is not known
+                return  # the rest of its memory is unknown
             watch.value = torch.empty(length, dtype=tensor.dtype, device=_CPU)
         _over(watch.value, tensor).copy_(value)
         if self._supposing:
@@ -370,7 +370,7 @@ def _places(tensor: _Tensor, indices: Sequence[_Tensor | None]) -> int:
 
 
 def _over(twin: _Tensor, tensor: _Tensor) -> _Tensor:
-    """Return a CPU tensor that lies in the twin as the other does in its memory."""
+    """Return a view of the CPU twin with the same place and strides as the tensor has in its memory."""
     if twin.dtype is not tensor.dtype:
         twin = twin.view(tensor.dtype)
     return twin.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -63,8 +63,8 @@ def finite(gpu: GPUState, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return result
 
 
-# Flags of which one known side decides: anything or True is True, anything and False is False. Loops that end on data
-# also end after a number of rounds (`done | (length >= limit)`), and that must be seen.
+# Flags that one known side decides: anything or True is True, anything and False is False. Loops that end on data also
+# end after a number of rounds (`done | (length >= limit)`), and that end must be seen.
 _OR = ("aten.bitwise_or.Tensor", "aten.logical_or.default")
 _AND = ("aten.bitwise_and.Tensor", "aten.logical_and.default")
 

@@ -12,9 +12,9 @@ from types import CodeType, FrameType
 
 import torch
 
-_OURS = os.path.dirname(os.path.abspath(__file__))  # of this folder, in that of the virtual GPU
+_OURS = os.path.dirname(os.path.abspath(__file__))  # this folder
 _LIBRARIES = tuple(os.path.dirname(path) + os.sep for path in (_OURS, os.path.abspath(torch.__file__)))
-_ASKING = ("CALL", "PRECALL", "COMPARE_OP")  # since Python 3.13 a comparison asks for the flag itself
+_ASKING = ("CALL", "PRECALL", "COMPARE_OP")  # since Python 3.13 a comparison reads the flag itself
 _NOTHING = ("CACHE", "NOT_TAKEN")
 
 
@@ -31,7 +31,7 @@ def working_answer() -> bool | None:
 
 
 class SupposedFlags:
-    """Answers to flags that depend on made-up numbers.
+    """Answers to flags that depend on assumed numbers.
 
     Such a flag would never change, so a loop does not begin another round for it. A loop that has trained since it last
     read the flag does, because the first training steps differ from the others.
@@ -42,7 +42,7 @@ class SupposedFlags:
 
     def __init__(self) -> None:
         self._reads: dict[_Place, tuple[int, int]] = {}  # the steps of training at the last read, and how many reads
-        self._waiting: tuple[_Place | None, int, int] = None, 0, 0  # where, the steps of training, and how long
+        self._waiting: tuple[_Place | None, int, int] = None, 0, 0  # the place, the steps of training, and the rounds
 
     def waited_for(self, steps: int) -> bool:
         """Return the answer to an unknown flag; `steps` is the number of training steps."""

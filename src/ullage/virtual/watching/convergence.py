@@ -13,7 +13,7 @@ MOST_REPEATED_CALLS = 200_000  # allocator calls; a second's work
 QUIET_REPETITIONS = 2
 MOST_REPETITIONS = 20
 MOST_STEPS = 30
-MOST_UNLIKE = 4  # iterations of equal sizes whose frees cannot be repeated
+MOST_UNLIKE = 4  # iterations with equal sizes whose frees cannot be repeated
 LEAST_GROWTH = MIB  # bytes an iteration that are worth a note
 
 
@@ -52,7 +52,7 @@ class ConvergenceWatch:
         fills, self._held_back = memory.held_back > self._held_back, memory.held_back
         if done < self._steps or hold:
             return False
-        if fills:  # for a time only: no growth to be repeated
+        if fills:  # growth that ends: it must not be repeated
             return done >= self._most_steps
         period = self._period()
         if period is not None:
@@ -63,7 +63,7 @@ class ConvergenceWatch:
                 times = min(MOST_REPETITIONS, MOST_REPEATED_CALLS // max(1, len(requests)))
                 memory.repeat(requests, times, QUIET_REPETITIONS, go_on)
                 return True
-            self._unlike += 1  # the same sizes, but other tensors were let go: the next iterations may be alike
+            self._unlike += 1  # the same sizes, but other tensors were freed: the next iterations may be alike
             if self._unlike > MOST_UNLIKE:
                 return True
         if done >= self._most_steps:
@@ -88,7 +88,7 @@ class ConvergenceWatch:
         requests, marks = self._gpu.memory.requests, self._marks
         for period in range(1, min(8, (len(marks) - 1) // 2) + 1):
             middle = marks[-1 - period]
-            # How long ago a block was taken that is freed differs once more after the first time.
+            # The age of a block that is freed differs once more after the first time.
             last = requests.sizes(middle)
             if last and last == requests.sizes(marks[-1 - 2 * period], middle):
                 return period

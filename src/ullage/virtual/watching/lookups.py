@@ -28,9 +28,9 @@ _OURS = str(Path(__file__).parents[2])
 _LIBRARIES = ("site-packages", "dist-packages")
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _HELPERS = re.compile(r"_?(is|has|have|find|check|get)_\w*(available|installed|package|spec|triton|version)|wrapper")
-_REQUESTS = 20_000  # of memory whose code is looked at
+_REQUESTS = 20_000  # of memory whose calling code is inspected
 
-# By the name of their import. Where pip can install one without a GPU, what to type for it.
+# By import name: the command that installs it, if pip can do that without a GPU.
 _PURE = {
     "triton": None,
     "fla": "flash-linear-attention",
@@ -70,7 +70,7 @@ _NONE_BY_THEMSELVES = (
     "kernels",
     "bitsandbytes",
 )
-# What these take without being told; all else they ask for is for those who choose it. Other libraries may take any.
+# Packages that these libraries use by themselves; others only by choice of the user. Unlisted libraries may use any.
 _BY_THEMSELVES: dict[str, tuple[str, ...]] = {
     "transformers": ("apex", "causal_conv1d", "mamba_ssm", "fla"),
     "trl": ("triton",),
@@ -89,9 +89,9 @@ class Lookups(importlib.abc.MetaPathFinder):
 
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
-        self._packages_of: dict[str, set[str]] = {}  # by file of a library: those that it looked for
+        self._packages_of: dict[str, set[str]] = {}  # by file of a library: the packages that it looked for
         self._looks = 0
-        self._missed: list[set[str]] = []  # by the functions that ask and are running
+        self._missed: list[set[str]] = []  # for each running function that looks for packages
         self.on_request: Callable[[], None] | None = None
 
     def install(self) -> Callable[[], None]:

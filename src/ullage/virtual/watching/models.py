@@ -1,5 +1,5 @@
-"""The models of a run: parameters, types of weights, and what each layer keeps for the backward pass. A model, a module
-that is called from outside of any other one, is read at its first call and at the first optimizer step."""
+"""The models of a run: parameters, types of weights, and the tensors that each layer keeps for the backward pass. A
+model, a module that is called from outside any other module, is read at its first call and first optimizer step."""
 
 import math
 import weakref
@@ -27,7 +27,7 @@ class Weight:
 
 
 def weight_of(parameter: torch.Tensor) -> Weight:
-    """Describe a parameter with all that belongs to it: packed values, scales and codes of a quantized one."""
+    """Describe a parameter with all its tensors: packed values, scales and codes of a quantized one."""
     shape = getattr(getattr(parameter, "quant_state", None), "shape", None)  # bitsandbytes packs two in a byte
     count = math.prod(shape) if shape is not None else parameter.numel()
     parts = tensors_of(parameter)

@@ -4,8 +4,8 @@ The standard loop (`ullage.jobs.training`) does the same in each iteration, so o
 iteration made the same calls as the first, and leaves no state by which a third one could differ, the third step equals
 the second: its requests are made without running the model.
 
-Such state is random numbers drawn on the CPU, changed attributes of modules, values read from the GPU. Only modules and
-optimizers of known packages are trusted to have no other. In all other cases the step is run.
+Such state is random numbers drawn on the CPU, changed attributes of modules, and values read from the GPU. Only modules
+and optimizers of known packages are trusted to have no other state. In all other cases the step is run.
 """
 
 import functools

@@ -117,13 +117,13 @@ class Phases:
         self._memory = gpu.memory
         self._trained: set[int] = set()  # modules that ran with gradients in training mode
         self._seen: set[int] = set()  # modules that ran in evaluation mode before training settled
-        self._switches: list[tuple[int, int | None]] = []  # clock, and the module that is evaluated from then on
+        self._switches: list[tuple[int, int | None]] = []  # the clock, and the module evaluated from then on
         self._evaluating = False
         self._last_step = 0  # the clock of the memory
         self.settled = False
 
     def after_step(self) -> None:
-        """Call after each training step: what follows the last one is no part of it."""
+        """Call after each training step: calls after the last step do not belong to training."""
         self._last_step = self._memory.clock
 
     def install(self) -> Callable[[], None]:

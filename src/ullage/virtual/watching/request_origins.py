@@ -25,8 +25,8 @@ from ullage.virtual.watching.step_calls import BACKWARD, FORWARD, OPTIMIZER, OUT
 
 _COMPILED_FROM = "_orig_mod"  # torch._dynamo.eval_frame.OptimizedModule
 _HIGHEST = 100  # containers around a module
-NOWHERE = 0  # the module of what is asked for outside of any module
-# Nodes that add up a weight's gradient have no number of their own; they run right after the one that made it.
+NOWHERE = 0  # the module of requests outside any module
+# Nodes that add up a weight's gradient have no number of their own; they run right after the node that made it.
 _NO_NUMBER = 2**64 - 1
 
 _graph_task = torch._C._current_graph_task_id
@@ -178,7 +178,7 @@ class RequestOrigins:
     def _learn(self, module: Any) -> int:
         """Name a module at its first call, and with a root all modules below it."""
         original = module._modules.get(_COMPILED_FROM)
-        if original is not None:  # what `torch.compile` returns goes by the name of what it was given
+        if original is not None:  # the result of `torch.compile` gets the name of the original
             number = self._known[module] = self._known.get(original) or self._learn(original)
             return number
         if self._stack:  # made while its parent was running, or kept outside of PyTorch's registry

@@ -1,4 +1,4 @@
-"""The operator calls of a training step: which, on what, in which order and in which pass.
+"""The operator calls of a training step, with their arguments, order and passes.
 
 A step is an array of numbers of distinct calls, so that a repeated call costs a fraction of a microsecond. A step is
 complete when an optimizer has made its step, and steady when it is the same as the one before; with several optimizers,
@@ -43,10 +43,10 @@ from ullage.virtual.memory.launch_clock import LaunchClock
 OUTSIDE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 PASSES = ("outside", "forward", "backward", "optimizer")
 _MOST_OPTIMIZER_STEPS = 8  # of an iteration
-_MOST_CALLS = 2_000_000  # kept where no optimizer ever makes a step
+_MOST_CALLS = 2_000_000  # kept if no optimizer ever makes a step
 
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.addbmm.", "aten._addmm_activation.")
-_CONVOLUTIONS = ("aten.convolution", "aten._convolution.", "aten._cudnn_rnn")  # and what else cuDNN does
+_CONVOLUTIONS = ("aten.convolution", "aten._convolution.", "aten._cudnn_rnn")  # and other operators of cuDNN
 
 _COUNTED = ("modules", "nodes", "on_host", "cpu_bytes", "samples")
 
@@ -54,7 +54,7 @@ _graph_task = torch._C._current_graph_task_id
 _sequence: Any = torch._C._autograd._get_sequence_nr
 _Tensor, _Parameter, _dtype = torch.Tensor, torch.nn.Parameter, torch.dtype
 _WITHOUT_SHAPE = {torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer}
-_BY_TYPE = {*_WITHOUT_SHAPE, torch.Generator, torch.ScriptObject}  # which one it is does not matter
+_BY_TYPE = {*_WITHOUT_SHAPE, torch.Generator, torch.ScriptObject}  # their identity does not matter
 _NAMES: dict[type, str] = {
     torch.dtype: "dtype",
     torch.device: "device",
@@ -114,7 +114,7 @@ class SeenCall(NamedTuple):
         is_view = bool(made) and not writes and all(type(output) in (Alias, Same) for output in made)
         try:
             return cls(operator, given, named, [_output(output, given, named) for output in made], is_view, same)
-        except LookupError:  # of an estimate of memory nothing is lost by this
+        except LookupError:  # the estimate of memory does not depend on it
             return cls(operator, [])
 
     def to_dict(self, part: str, tf32: tuple[bool, bool]) -> dict[str, Any]:
@@ -141,13 +141,13 @@ _Step = tuple["array[int]", list[_Mark]]  # its calls, and the marks around it
 
 class OperatorCalls:
     def __init__(self) -> None:
-        self.stream = array("I")  # numbers of distinct calls, each with its pass in the lowest bits
-        self.numbers: dict[Any, int] = {}  # of distinct calls, by whatever tells them apart
+        self.stream = array("I")  # indices of distinct calls, each with its pass in the lowest bits
+        self.numbers: dict[Any, int] = {}  # of distinct calls, by their keys
         self.part = OUTSIDE  # the pass, unless it is the backward pass
         self.modules = self.on_host = self.cpu_bytes = self.samples = 0
-        self.launch_clock: LaunchClock | None = None  # where somebody has to know how far the GPU is behind
+        self.launch_clock: LaunchClock | None = None  # set if the lag of the GPU behind the host matters
         self.bubble: float | None = None  # of the schedule of a pipeline, over this rank's own time
-        self._views: dict[Any, int] = {}  # numbers of views, by what they are
+        self._views: dict[Any, int] = {}  # numbers of views, by their keys
         self._distinct: list[SeenCall] = []
         self._operators: set[str] = set()
         self._marks = [_Mark(0, 0, 0, 0, 0, 0)]
@@ -328,7 +328,7 @@ def mark_of_lists(name: str, args: Iterable[Any], same: int) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-# What was seen, as plain values.
+# Seen calls as plain values.
 
 
 def _plain(value: Any) -> Any:

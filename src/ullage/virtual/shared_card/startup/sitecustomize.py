@@ -10,7 +10,7 @@ import sys
 
 
 class _WhenTorchIsImported:
-    """Stands before all finders; the first import of PyTorch is let through, and followed by the virtual card."""
+    """The first of all finders: it installs the virtual card right after the first import of PyTorch."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name != "torch":
@@ -31,7 +31,7 @@ class _WhenTorchIsImported:
 
 
 def _install() -> None:
-    """Ullage is taken from this very place: the job's Python need not have it, and its other packages are its own."""
+    """Import Ullage from this file's own location, because the job's Python may lack it, and install the card."""
     if "ullage" not in sys.modules:
         from importlib.util import module_from_spec, spec_from_file_location
 
@@ -50,7 +50,7 @@ def _install() -> None:
 
 
 def _run_the_other_one() -> None:
-    """Another sitecustomize, which this one hides, is run too."""
+    """Run another sitecustomize, which this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     others = [folder for folder in sys.path if os.path.abspath(folder or ".") != here]
     for finder in sys.meta_path:
