@@ -1,4 +1,4 @@
-"""The settings of a daemon, from a TOML file; every one has a default."""
+"""The settings of a daemon, from a TOML file; each has a default."""
 
 import tomllib
 from pathlib import Path
@@ -22,10 +22,10 @@ class _Part(BaseModel):
 class PlacementSettings(_Part):
     """When a job may be placed on a GPU (`ullage.manager.placement.Rules`). `smact_limit = "off"` ignores activity.
 
-    `busy_window` is the time over which the policy `ullage` measures whether a GPU is busy.
+    `busy_window` is the time over which the policy `ullage` measures how busy a GPU is.
 
-    `min_speed` is the share of its speed alone that a job keeps beside others whose owner did not say how much; without
-    it placement does what serves all together."""
+    `min_speed` is the share of its speed alone that a job without its own minimum keeps next to others; without it,
+    placement does the most work in total."""
 
     smact_limit: Annotated[float, Field(ge=0, le=1)] | Literal["off"] = 0.80
     free_floor: Bytes = Field(default=5 * GIB, ge=0)
@@ -41,9 +41,9 @@ class PlacementSettings(_Part):
 
 
 class HostSettings(_Part):
-    """What jobs may have of the machine's cores and memory together, and what one is promised that says nothing.
+    """The cores and memory of the machine for all jobs together, and the promise of a job that requests none.
 
-    `cores` and `memory` are by default what the daemon itself may use, less the reserve.
+    By default, `cores` and `memory` are those that the daemon itself may use, less the reserve.
     """
 
     cores: int | None = Field(default=None, ge=0)
@@ -62,12 +62,11 @@ class MonitorSettings(_Part):
 
 
 class EstimateSettings(_Part):
-    """Which estimator is used for submitted jobs, how many estimates are made at once, and the limits of each.
+    """The estimator of submitted jobs, the number of estimates at once, and the limits of each.
 
-    Only as many are begun as cores are idle, and one at least. Without `at_once` as many at most as there are cores
-    and memory for; without `per_user` half of them for one user.
-    `array_samples` elements of an array are estimated first, and speak for the rest if they agree; with 0 each is.
-    With `wait`, no job is placed before its estimate is there.
+    One estimate always runs, more only while cores are idle. The default of `at_once` depends on cores and memory; that
+    of `per_user` is half of it. `array_samples` jobs of an array are estimated first, and stand for the others if they
+    agree; with 0 all are estimated. With `wait`, no job is placed before its estimate is finished.
     """
 
     estimator: str = "ullage"
@@ -94,13 +93,13 @@ class RecoverySettings(_Part):
 
     @property
     def rules(self) -> RecoveryRules:
-        """The same for `ullage.manager.placement`."""
+        """Return the same settings for `ullage.manager.placement`."""
         return RecoveryRules(**self.model_dump())
 
 
 class RunSettings(_Part):
-    """How jobs run: the grace between SIGTERM and SIGKILL, what happens to one that uses more than its promise, and how
-    much is kept of what it prints: `log_files` files of `log_size` for each stream, the first and the newest."""
+    """How jobs run: the grace between SIGTERM and SIGKILL, the reaction to a job that exceeds its promise, and the
+    output that is kept: `log_files` files of `log_size` for each stream, the first and the newest."""
 
     grace: Seconds = Field(default=30.0, ge=0)
     over_promise: Literal["leave", "stop"] = "leave"
@@ -112,8 +111,8 @@ class RunSettings(_Part):
 
 
 class FairnessSettings(_Part):
-    """Shares of users (1 by default), the time in which what they used counts half, time slots for resumable jobs, how
-    early they are told to save themselves, and by how much their end is put off at most while they write."""
+    """Shares of users (1 by default), the half-life of their usage, and time slots for resumable jobs: how early they
+    are asked for a checkpoint, and the longest extension while they write it."""
 
     shares: dict[str, Annotated[float, Field(gt=0)]] = {}
     slot: Seconds | None = Field(default=None, gt=0)
@@ -123,9 +122,9 @@ class FairnessSettings(_Part):
 
 
 class AccessSettings(_Part):
-    """Who may use the daemon: its own user, a group, and operators, who may change anybody's jobs.
+    """The users of the daemon: its own user, a group, and operators, who may change all jobs.
 
-    `report` is what users see of others in reports: nothing ("own"), one sum of all others ("totals"), or "all".
+    `report` decides what users see of others in reports: nothing ("own"), one sum of all others ("totals"), or "all".
     """
 
     group: str | None = None
@@ -135,10 +134,10 @@ class AccessSettings(_Part):
 
 
 class LimitSettings(_Part):
-    """What one user may have at a time: jobs that wait or run, GPUs, connections; operators may have any number.
+    """The limits of each user, except operators: waiting and running jobs, GPUs, connections.
 
-    `max_priority` is the highest priority that a user may ask for. `stored` limits what is kept of submissions whose
-    jobs wait or run: commands and variables.
+    `max_priority` is the highest priority that a user may request. `stored` limits the bytes of stored commands and
+    variables of waiting and running jobs.
     """
 
     jobs: int = Field(default=20_000, ge=1)
@@ -149,7 +148,7 @@ class LimitSettings(_Part):
 
 
 class NotifySettings(_Part):
-    """How the ends of jobs are told: a command of the site's own, and those that jobs may ask for."""
+    """Notifications of the ends of jobs: a command of the site, and whether jobs may have their own."""
 
     hook: list[str] | None = Field(default=None, min_length=1)
     hook_timeout: Seconds = Field(default=30.0, gt=0, le=3600)
@@ -158,14 +157,14 @@ class NotifySettings(_Part):
 
 
 class ApiSettings(_Part):
-    """Where the REST API listens: a port, or `HOST:PORT`; port 0 takes any free one. Without it, the API is off."""
+    """The address of the REST API: a port, or `HOST:PORT`; port 0 takes any free one. Without it, the API is off."""
 
     listen: str | None = Field(default=None, max_length=200)
 
 
 class PageSettings(_Part):
-    """The web page beside the daemon: where it listens, as in `ApiSettings` ("off": nowhere, in a terminal too); what
-    whoever follows its link may do, and for how long; and whose rights its process has where the daemon is root's."""
+    """The web page of the daemon: its address, as in `ApiSettings` ("off": no page, also in a terminal); the
+    permissions and the duration of a session from its link; and the user of its process if the daemon runs as root."""
 
     listen: str | None = Field(default=None, max_length=200)
     scope: Literal["read", "submit", "operate"] = "submit"
@@ -194,7 +193,7 @@ class ManagerSettings(_Part):
 
 
 def read_settings(file: Path | None, **given: Any) -> ManagerSettings:
-    """The settings of a file, or the defaults. Values that are given (not `None`) override those of the file."""
+    """Return the settings of a file, or the defaults. `given` values that are not `None` override those of the file."""
     values: dict[str, Any] = {}
     if file is not None:
         try:

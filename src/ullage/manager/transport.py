@@ -1,4 +1,4 @@
-"""How a client reaches a daemon: HTTP/1.1 over its Unix socket, or over TCP with a token. Only the standard library."""
+"""A client's connection to a daemon: HTTP/1.1 over a Unix socket, or over TCP with a token. Standard library only."""
 
 import contextlib
 import http.client
@@ -18,19 +18,19 @@ from ullage.home import SYSTEM_HOME, home
 from ullage.manager.verbs import VERBS
 
 SOCKET = "ullage.sock"
-# What client and daemon say to each other. One more when an order or an answer changes so that an older one is misled.
+# The version of orders and answers. Raised when a change would mislead an older client or daemon.
 PROTOCOL = 3
 PROTOCOL_HEADER = "ullage-protocol"
 RESTART = "restart it: systemctl restart ullage, or end it and type: ullage serve"
-LONGEST_WAIT = 60.0  # seconds that an answer may take because its caller wants to wait
+LONGEST_WAIT = 60.0  # longest `wait` of a caller, in seconds
 LARGEST_REQUEST, _LARGEST_ANSWER = 4 << 20, 256 << 20  # bytes
-_LONGEST_PATH = 100  # of a Unix socket, in bytes
+_LONGEST_PATH = 100  # of the path of a Unix socket, in bytes
 _OLDER = f"the daemon is older than this command; {RESTART}"
 _NO_DAEMON = "no daemon is running: start it with `ullage serve`"
 
 
 class Transport:
-    """The Unix socket of a home, with one connection that is opened when it is needed."""
+    """The Unix socket of a home, with one connection, opened on demand."""
 
     def __init__(self, folder: Path | None, timeout: float) -> None:
         self._file, self._timeout, self._prefix = socket_file(folder), timeout, ""
@@ -38,7 +38,7 @@ class Transport:
         self._headers = {PROTOCOL_HEADER: str(PROTOCOL)}
 
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
-        """Send an order and return the answer. Errors of the daemon are raised here as the same exceptions."""
+        """Send an order and return the answer. Raise errors of the daemon as the same exceptions."""
         wait = min(wait, LONGEST_WAIT)
         method, target, body = request_of(verb, arguments, wait)
         if body is not None and len(body) > LARGEST_REQUEST:
@@ -55,20 +55,20 @@ class Transport:
         return answer
 
     def close(self) -> None:
-        """End the connection; the next call opens another one."""
+        """Close the connection; the next call opens a new one."""
         self._connection.close()
 
     def _exchange(self, method: str, target: str, body: bytes | None, wait: float) -> tuple[int, Any]:
         connection = self._connection
         if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
-            connection.close()  # closed by the daemon, which was restarted or had no more room for an idle connection
+            connection.close()  # the daemon closed it, after a restart or to make room
         if connection.sock is None:
             connection.connect()
         connection.sock.settimeout(self._timeout + wait)
         connection.request(method, self._prefix + target, body, self._headers)
         response = connection.getresponse()
         content = response.read(_LARGEST_ANSWER)
-        is_text = response.headers.get_content_maintype() == "text"  # of `figures`
+        is_text = response.headers.get_content_maintype() == "text"  # the answer to `figures`
         return response.status, content.decode() if is_text else json.loads(content)
 
     def _failure(self, error: Exception, wait: float) -> UllageError:
@@ -102,7 +102,7 @@ class RemoteTransport(Transport):
 
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
         try:
-            if not self._understood:  # a daemon that is too old to read the header must not be told to do something
+            if not self._understood:  # send no order to a daemon that is too old to read the header
                 if super().call("ping", 0.0, {}).get("protocol", 1) < PROTOCOL:
                     raise OtherVersion(_OLDER)
                 self._understood = True
@@ -121,21 +121,21 @@ class _UnixConnection(http.client.HTTPConnection):
         self._pieces: list[bytes] = []
 
     def send(self, data: Any) -> None:
-        """Keep headers and body to send them together: the daemon need not wake up twice."""
+        """Collect headers and body to send them together, so that the daemon wakes up only once."""
         self._pieces.append(data)
 
     def close(self) -> None:
-        self._pieces = []  # of a request that Ctrl-C cut off
+        self._pieces = []  # parts of a request that Ctrl-C cut off
         super().close()
 
     def getresponse(self) -> http.client.HTTPResponse:
         pieces, self._pieces = self._pieces, []
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a daemon that hangs up may have said why
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the daemon may have sent the reason
             self.sock.sendall(b"".join(pieces))
         return super().getresponse()
 
     def connect(self) -> None:
-        """Where many come at once, the kernel asks to try again."""
+        """Connect, and retry when the kernel refuses because too many clients connect at once."""
         deadline = time.monotonic() + (self.timeout or 0.0)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
@@ -149,7 +149,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def request_of(verb: str, arguments: dict[str, Any], wait: float = 0.0) -> tuple[str, str, bytes | None]:
-    """The request that a verb is: method, path with query, and body.
+    """Return the request for a verb: method, path with query, and body.
 
     >>> request_of("status", {"job": "12_[1-5,8]"}), request_of("hold", {"jobs": [17, 18]})
     (('GET', '/v1/jobs/12_%5B1-5%2C8%5D', None), ('POST', '/v1/jobs/hold', b'{"jobs": [17, 18]}'))
@@ -175,7 +175,7 @@ def request_of(verb: str, arguments: dict[str, Any], wait: float = 0.0) -> tuple
 
 
 def socket_file(folder: Path | None = None) -> Path:
-    """Where the daemon of a home listens. Where no home is named and the user has no daemon, that of the system."""
+    """Return the socket of the daemon of a home. Without a home, use the user's daemon or else the system's."""
     own = (folder or home()) / "run" / SOCKET
     of_all = SYSTEM_HOME / "run" / SOCKET
     if folder is None and not os.environ.get("ULLAGE_HOME") and not os.path.exists(own) and os.path.exists(of_all):
@@ -184,7 +184,7 @@ def socket_file(folder: Path | None = None) -> Path:
 
 
 def reachable(file: Path) -> str:
-    """The path by which a socket can be bound or reached: a long one only relative to where we are."""
+    """Return a path with which a socket can be bound or reached; one that is too long is made relative."""
     text = str(file)
     if len(os.fsencode(text)) <= _LONGEST_PATH:
         return text

@@ -1,8 +1,8 @@
-"""The table of verbs: what a daemon does for its callers, and the HTTP request that each verb is.
+"""The table of verbs: the orders to a daemon, and the HTTP request of each.
 
 The daemon serves this table, on its Unix socket and on TCP, and clients make their requests from it. A verb is a method
 of `Orders`: its parameters are the verb's arguments, with their types and limits, and its docstring describes it.
-Arguments that are options of the command line, too, are here: an option has the help and the limits of its argument.
+Arguments that are also options of the command line are defined here, so that both have the same help and limits.
 """
 
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 from pydantic import Field
 
 Scope = Literal["read", "submit", "operate"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)  # each allows what those before it do
+SCOPES: tuple[Scope, ...] = get_args(Scope)  # each includes those before it
 MOST_ROWS = 100_000
 JobReference = Annotated[str | int, Field(description="Job number (17), array job (12_3), array (12_all) or name.")]
 GPUReference = Annotated[str | int, Field(description="GPU index or UUID.")]
@@ -29,10 +29,10 @@ Owner = Annotated[str | None, Field(max_length=200, description="User of the tok
 
 
 class Verb(NamedTuple):
-    """Who may use a verb (the scope), how the daemon does it (changes in a transaction, long answers in a reading
+    """A verb: the scope that it requires, how the daemon runs it (changes in a transaction, long answers in a reading
     thread), and its request.
 
-    Arguments are named in the path; the others are in the query of a GET or DELETE and in the body otherwise. A verb
+    The path names some arguments; the others are in the query of a GET or DELETE and in the body otherwise. A verb
     for `jobs` has a second path without `{job}`, whose body names several of them.
     """
 
@@ -40,10 +40,10 @@ class Verb(NamedTuple):
     how: Literal["at once", "changes", "long"]
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
-    body: str = ""  # the argument that is the whole body, if it is not an object of several
-    waits: bool = False  # whether `wait` in the query says how many seconds the answer may take
+    body: str = ""  # the argument that is the whole body, if there is one
+    waits: bool = False  # whether the query may have `wait`, the seconds that the answer may take
     status: int = 200
-    local: bool = False  # whether it is served on the Unix socket only
+    local: bool = False  # whether only the Unix socket serves it
 
 
 VERBS = {

@@ -1,14 +1,14 @@
-"""Starts attempts, finds them again, stops them. The lock of an attempt's folder says whether it lives, not a pid.
+"""Starts, finds and stops attempts. An attempt is alive if the lock of its folder is held, whatever its pid.
 
-A folder is used once. What it holds tells its story to whoever comes later:
+A folder is used once. Its files record the attempt's progress:
 
-    order.json            what to run, written before anything is started
+    order.json            command and terms, written before anything starts
     lock                  held while the supervisor or the job lives
-    started.json          the supervisor has the lock and has made the job's process
-    stop.json             somebody wants it to end
-    revoked               it will never be started (written under the lock, looked for under the lock)
+    started.json          the supervisor has the lock and has created the job's process
+    stop.json             an order to end it
+    revoked               it will never start (written and checked under the lock)
     exit.json             how it ended
-    stdout, stderr        what it printed
+    stdout, stderr        its output
 """
 
 import contextlib
@@ -68,8 +68,8 @@ STDOUT, STDERR, LOG = "stdout", "stderr", "supervisor.log"
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """The state of a folder: "starting" (its supervisor is on its way), "absent" (never begun), "alive", "ended" (with
-    its record), "orphaned" (parts live without their supervisor), or "lost" (nothing lives, no record)."""
+    """The state of a folder: "starting" (its supervisor is starting), "absent" (never begun), "alive", "ended" (with
+    its record), "orphaned" (processes live without their supervisor), or "lost" (no process and no record)."""
 
     state: str
     started: dict[str, Any] | None = None
@@ -88,7 +88,7 @@ class Launcher:
         return self._folder / str(job) / str(number)
 
     def start(self, folder: Path, order: dict[str, Any]) -> None:
-        """Start the supervisor of a recorded attempt. `failure` tells errors."""
+        """Start the supervisor of a recorded attempt. `failure` returns errors."""
         try:
             self._start(folder, order)
         except OSError as error:
@@ -102,7 +102,7 @@ class Launcher:
 
     def _start(self, folder: Path, order: dict[str, Any]) -> None:
         if any((folder / name).exists() for name in (supervisor.STARTED, supervisor.EXIT)):
-            return  # the database is an older copy: this very attempt was made before, and its folder tells how it is
+            return  # the database is an older copy: this attempt was started before, and its folder has its state
         folder.mkdir(parents=True, mode=0o755, exist_ok=True)
         crash_point("folder-made")
         order = {**order, "stdout": str(folder / STDOUT), "stderr": str(folder / STDERR), "wake": str(self._wake)}
@@ -139,7 +139,7 @@ class Launcher:
         with locked(folder) as mine:
             if not mine:
                 return None, "alive"
-            record = read_record(folder / supervisor.EXIT)  # it may have ended since
+            record = read_record(folder / supervisor.EXIT)  # it may have ended meanwhile
             if record is not None:
                 return record, "ended"
             return None, "lost" if (folder / supervisor.STARTED).exists() else "absent"
@@ -156,8 +156,8 @@ class Launcher:
             return True
 
     def stop(self, folder: Path, reason: str, grace: float, checkpoint: float | None = None) -> None:
-        """Order the supervisor to end the job: SIGTERM, then SIGKILL after the grace; with `checkpoint`, first that
-        many seconds to save itself."""
+        """Order the supervisor to end the job: SIGTERM, then SIGKILL after `grace` seconds; with `checkpoint`, the job
+        first gets that many seconds to save a checkpoint."""
         order = {"reason": reason, "grace": grace} | ({} if checkpoint is None else {"checkpoint": checkpoint})
         write_whole(folder / supervisor.STOP, order)
         crash_point("stop-written")
@@ -180,14 +180,14 @@ class Launcher:
             remove_cgroup(order["cgroup"] or "")
 
     def running_for(self, folder: Path) -> float | None:
-        """Return the monotonic seconds since an attempt's supervisor started; `None` before."""
+        """Return the monotonic seconds since an attempt's supervisor started; `None` before its start."""
         started = read_record(folder / supervisor.STARTED)
         if started is None:
             return None
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started["supervisor_start"]) / os.sysconf("SC_CLK_TCK")
 
     def failure(self, folder: Path) -> str:
-        """Return why an attempt could not begin, by the error here or its supervisor's log."""
+        """Return why an attempt could not begin, from an error here or its supervisor's log."""
         if folder in self._failures:
             return self._failures.pop(folder)
         lines = read_end(str(folder / LOG), 4096).decode(errors="replace").strip().splitlines()
@@ -199,7 +199,7 @@ class Launcher:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Try the lock of an attempt; if it was free, hold it inside the `with`."""
+    """Try to lock an attempt; if the lock was free, hold it inside the `with`."""
     descriptor = os.open(folder / supervisor.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -1,4 +1,4 @@
-"""How jobs share a GPU: by time slicing, or through NVIDIA's Multi-Process Service, which the daemon looks after."""
+"""The ways to share a GPU: time slicing, or NVIDIA's Multi-Process Service, which the daemon keeps running."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ class TimeSlicing:
     """Time slicing, which needs no service. The base of `Mps`."""
 
     name, watched = "time-slicing", False
-    lost_at: float | None = None  # by the monotonic clock, when the service was last found lost
+    lost_at: float | None = None  # monotonic time of the last loss of the service
 
     def start(self) -> None:
         """Prepare for the first job."""
 
     def watch(self) -> None:
-        """Check the service; called again and again."""
+        """Check the service; called regularly."""
 
     def stop(self) -> None:
         """Stop the service after the last job."""
@@ -31,8 +31,8 @@ class TimeSlicing:
 
 
 class Mps(TimeSlicing):
-    """One MPS control daemon for all GPUs: adopted if it answers, restarted if it stops to, and ended after the last
-    job."""
+    """One MPS control daemon for all GPUs, which is adopted if it answers, restarted if it stops answering, and ended
+    after the last job."""
 
     name, watched = "mps", True
 
@@ -52,7 +52,7 @@ class Mps(TimeSlicing):
             self._say("MPS is running already; it is looked after again")
 
     def watch(self) -> None:
-        """Restart it if it does not answer."""
+        """Restart the control daemon if it does not answer."""
         now = time.monotonic()
         if now < self._next_look:
             return

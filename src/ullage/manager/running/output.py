@@ -1,4 +1,4 @@
-"""The output of a job on disk, in parts of a limited size. Only the standard library: the supervisor uses it.
+"""The output of a job on disk, in parts of limited size. Uses only the standard library, for the supervisor.
 
 A stream `stdout` is in `stdout`, `stdout.67108864` and so on, named by the offset of their first byte. The first part
 and the newest ones are kept.
@@ -12,7 +12,7 @@ import stat
 import threading
 from typing import Any, NamedTuple
 
-_CHUNK, _PIPE = 1 << 18, 1 << 20  # bytes read at once, and kept by the kernel until they are
+_CHUNK, _PIPE = 1 << 18, 1 << 20  # bytes read at once, and buffered in the pipe
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -51,7 +51,7 @@ class OutputFile:
         self._room = self._size
         try:
             file = self._open(name)
-        except OSError:  # no room for another file: this one goes on for a while
+        except OSError:  # no room for another file: continue this one
             return
         os.close(self._file)
         self._file = file
@@ -61,7 +61,7 @@ class OutputFile:
                 os.unlink(self._newer.pop(0))
 
     def close(self) -> None:
-        """Close the stream, with a note about dropped bytes if there is room again."""
+        """Close the stream, and note dropped bytes in it if there is room again."""
         if self._lost:
             self.write(f"\nullage: {self._lost} bytes of this output could not be written\n".encode())
         os.close(self._file)
@@ -74,7 +74,7 @@ class OutputTaker(threading.Thread):
         super().__init__(daemon=True)
 
     def finish(self, ended: dict[str, Any]) -> None:
-        """The job is over, with that exit code or signal, and nobody of it is left who could print."""
+        """Note that the job is over, with its exit code or signal; no process of it is left that could print."""
 
 
 class OutputPump(OutputTaker):
@@ -88,10 +88,10 @@ class OutputPump(OutputTaker):
     def pipe_into(self, file: OutputFile, owner: tuple[int, int] | None = None) -> int:
         """Return the write end of a new pipe into the file."""
         source, sink = os.pipe()
-        with contextlib.suppress(OSError):  # an ordinary user may have used up what the system allows
+        with contextlib.suppress(OSError):  # the user may have reached the system's limit
             fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE)
         if owner is not None:
-            os.fchown(sink, *owner)  # so that a program may open /dev/stdout
+            os.fchown(sink, *owner)  # so that programs can open /dev/stdout
         self._selector.register(source, selectors.EVENT_READ, file)
         self._files.append(file)
         return sink
@@ -110,7 +110,7 @@ class OutputPump(OutputTaker):
 
 
 def parts_of(file: str) -> list[tuple[int, str]]:
-    """Return the present parts of a stream in order, each with the offset of its first byte."""
+    """Return the present parts of a stream in order, with the offsets of their first bytes."""
     folder, name = os.path.split(file)
     parts = []
     with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def parts_of(file: str) -> list[tuple[int, str]]:
 
 
 class Piece(NamedTuple):
-    """Some bytes of a stream, their end, and the number of missing bytes before them."""
+    """Bytes of a stream, the offset of their end, and the number of missing bytes before them."""
 
     data: bytes
     end: int
@@ -136,7 +136,7 @@ def read_piece(file: str, offset: int, most: int) -> Piece:
         if not data:
             begin = max(offset, start)
         elif start != begin + len(data):
-            break  # what follows is gone
+            break  # the following bytes are gone
         data += _read(name, begin + len(data) - start, most - len(data))
         if len(data) == most:
             break

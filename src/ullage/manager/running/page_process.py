@@ -1,7 +1,7 @@
-"""The web page's process beside the daemon, which restarts it and ends with it.
+"""The process of the web page, which the daemon starts, restarts and ends.
 
-The daemon keeps the socket and sends the API's address and a token by standard input. Under root, the page gets the
-rights of an unprivileged user, if Python runs with them; its folder of sessions is passed as a descriptor.
+The daemon keeps the socket, and sends the API's address and a token through standard input. Under root, the page gets
+the rights of an unprivileged user who can run Python; it gets its folder of sessions as a descriptor.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from ullage.manager.settings import PageSettings
 
 TOKEN_NAME = "page of the daemon"
 _GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-_STABLE, _LONGEST_PAUSE = 60.0, 60.0  # seconds: who lived so long is started again at once; the longest pause otherwise
-_MOST_TOKENS = 8  # of links, at a time
+_STABLE, _LONGEST_PAUSE = 60.0, 60.0  # seconds of life after which it restarts without a pause, and longest pause
+_MOST_TOKENS = 8  # valid tokens of links
 _LONGEST_LINE = 64 << 10
-_USERS = ("ullage", "nobody")  # whose rights a page of root's daemon gets, the first that there is
+_USERS = ("ullage", "nobody")  # the first existing user runs the page of root's daemon
 _CAN_READ = """
 import importlib.util, os
 for name in ("ullage", "nicegui", "fastapi"):
@@ -39,7 +39,7 @@ Order = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class PageProcess:
-    """The page's process, which `run` keeps alive. `order` does orders as the daemon's own user."""
+    """The page's process, which `run` keeps alive. `order` carries out orders as the daemon's own user."""
 
     def __init__(
         self, settings: PageSettings, listen: str, url: str, run: Path, order: Order, say: Callable[[str], None]
@@ -50,7 +50,7 @@ class PageProcess:
         self._rights = _rights(settings.user, say)
         folder = run / "page-sessions"
         folder.mkdir(mode=0o700, exist_ok=True)
-        if self._rights:  # not what is in it: the page's user could have put a link there
+        if self._rights:  # not its contents: the page's user could have put a link there
             os.chown(folder, self._rights["user"], self._rights["group"])
         self._sessions_folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._door = listen_at(listen, "--page", "the page", say)
@@ -109,7 +109,7 @@ class PageProcess:
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
     async def _new_token(self) -> str:
-        """Make a token for the page's link, and revoke the oldest of earlier processes."""
+        """Make a token for the page's link, and revoke the oldest tokens of earlier processes."""
         tokens = await self._order("tokens", {"everybody": False})
         for old in [each for each in tokens if each["name"] == TOKEN_NAME and each["revoked"] is None][
             : -_MOST_TOKENS + 1
@@ -122,7 +122,7 @@ class PageProcess:
         while True:
             try:
                 line = await errors.readline()
-            except ValueError:  # longer than anything that it has to say
+            except ValueError:  # longer than any valid message
                 continue
             if not line:
                 return
@@ -141,7 +141,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _rights(user: str | None, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the rights of the process; none if they are the daemon's own."""
+    """Return the rights of the process; empty if it keeps those of the daemon."""
     if user is None:
         return _least_rights(say) if os.getuid() == 0 else {}
     if os.getuid() != 0:
@@ -158,7 +158,7 @@ def _rights_of(user: pwd.struct_passwd) -> dict[str, Any]:
 
 
 def _least_rights(say: Callable[[str], None]) -> dict[str, Any]:
-    """Return the rights of an unprivileged user, or root's if no such user can run the page."""
+    """Return the rights of an unprivileged user, or those of root if no such user can run the page."""
     names = {each.pw_name: each for each in pwd.getpwall()}
     for user in (names[name] for name in _USERS if name in names):
         try:

@@ -1,5 +1,5 @@
-"""Process trees and cgroups: signals, written bytes, and ends. Only the standard library and /proc: the supervisor
-uses it."""
+"""Process trees and cgroups: signals, written bytes, and ends. Uses only the standard library and /proc, for the
+supervisor."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ _LARGEST_RECORD = 1 << 16  # bytes
 
 def listeners(tree: dict[int, int], number: int) -> list[int]:
     """Return the outermost processes of a tree that handle a signal. Forked workers inherit the handler and must not
-    save again. Shells count only if nothing else does: one with any trap has a handler for every signal."""
+    save again. Shells only count if nothing else does, since a shell with any trap handles every signal."""
     hearing = {pid for pid in tree if _handles(pid, number)}
     hearing = {pid for pid in hearing if _name(pid) not in _SHELLS} or hearing
 
@@ -45,18 +45,18 @@ def _name(pid: int) -> str:
 
 
 def signal_in(tree: dict[int, int], pid: int, number: int) -> bool:
-    """Send a signal to a process of a tree; whether it was sent."""
+    """Send a signal to a process of a tree; return whether it was sent."""
     return signal_if(pid, number, lambda: stat_field(pid, 1) == str(tree.get(pid)))
 
 
 def signal_if(pid: int, number: int, is_same: Callable[[], bool]) -> bool:
-    """Send a signal to a process, but not to another one that has its pid by now; whether it was sent."""
+    """Send a signal to a process, unless another one has its pid by now; return whether it was sent."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if not is_same():  # asked after the descriptor was opened, which stays with the process
+        if not is_same():  # checked after opening the descriptor, which refers to one process only
             return False
         signal.pidfd_send_signal(descriptor, signal.Signals(number))
         return True
@@ -76,7 +76,7 @@ def read_record(file: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def written(pids: Iterable[int]) -> int:
-    """Return the bytes that processes have written so far, as far as known."""
+    """Return the bytes that processes have written so far, without those of unreadable processes."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/io", "rb") as lines:

@@ -1,13 +1,13 @@
 """The process between the daemon and one attempt of a job, which outlives the daemon.
 
-`python -I -S supervisor.py FOLDER` takes the lock of the attempt's folder, starts the job as its child in a session of
-its own, waits, and leaves an exit record. The lock is held while it or the job lives, so the lock, not a pid, tells
-whether an attempt is alive. Time limits are kept here by the monotonic clock, also while the daemon is down. Only the
-standard library.
+`python -I -S supervisor.py FOLDER` takes the lock of the attempt's folder, starts the job as its child in a new
+session, waits, and writes an exit record. The lock is held while it or the job lives, so the lock, not a pid, shows
+whether an attempt is alive. The supervisor enforces time limits by the monotonic clock, also while the daemon is down.
+It uses only the standard library.
 
-It is two processes. The outer one, the guardian, waits for the inner one, the supervisor. If that is killed, all that
-the job started becomes the guardian's, which kills it before it releases the lock. With cgroup v2 the job also has a
-group, which the kernel kills as a whole.
+It consists of two processes. The outer one, the guardian, waits for the inner one, the supervisor. If the supervisor is
+killed, the guardian inherits all processes of the job and kills them before it releases the lock. With cgroup v2 the
+job also has a group, which the kernel kills as a whole.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import time
 from functools import partial
 from typing import Any, NoReturn
 
-if __name__ == "__main__":  # run as a file: Ullage itself is found from here, installed packages are not looked for
+if __name__ == "__main__":  # run as a file: find Ullage itself, but no installed packages
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))
 
 from ullage.manager.fault_injection import crash_point
@@ -38,18 +38,18 @@ from ullage.sandbox.process_identity import stat_field
 
 LOCK, ORDER, STARTED, EXIT, STOP, REVOKED = "lock", "order.json", "started.json", "exit.json", "stop.json", "revoked"
 TERMINAL = "terminal"  # the socket of an interactive job
-CHECKPOINT_PID = "checkpoint-pid"  # into which the job may write who is to be asked for a checkpoint
+CHECKPOINT_PID = "checkpoint-pid"  # the job may write the pid to signal for a checkpoint into this file
 TOKEN = "ULLAGE_ATTEMPT"  # in the environment of every process of an attempt
-CHECKPOINT_EXIT = 85  # the job saved itself and wants to go on later
-_RESERVED = 8192  # bytes kept on disk for the exit record, so that a full disk cannot swallow it
-_LOCK_NUMBER = 200  # the job inherits the lock on a number that no program uses for itself
+CHECKPOINT_EXIT = 85  # exit code of a job that saved a checkpoint and wants to continue later
+_RESERVED = 8192  # bytes reserved on disk for the exit record, in case the disk gets full
+_LOCK_NUMBER = 200  # the job inherits the lock as a descriptor that no program uses
 _VMSTAT = "/proc/vmstat"
-_NAMED_END = 1 << 16  # bytes of a named output that are kept for who looks for the cause of an end
+_NAMED_END = 1 << 16  # last bytes of a named output, copied to find the cause of an end
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 
 def main(folder: str) -> int:
-    """Run the attempt of a folder from beginning to end, unless it was begun or revoked."""
+    """Run the attempt of a folder from beginning to end, unless it has begun or was revoked."""
     os.chdir(folder)
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -74,11 +74,11 @@ def main(folder: str) -> int:
 
 
 def _guard() -> bool:
-    """Fork; the outer process waits for the inner one, kills what it leaves behind, and returns true."""
+    """Fork. The outer process waits for the inner one, kills the processes that it leaves, and returns true."""
     adopt_orphans()
     inner = os.fork()
     if inner == 0:
-        adopt_orphans()  # is not inherited
+        adopt_orphans()  # a fork does not inherit this
         return False
     os.waitpid(inner, 0)
     _end_all(None)
@@ -117,7 +117,7 @@ def _run(order: dict[str, Any], lock: int) -> dict[str, Any]:
     _end_all(cgroup)
     code, number = _ending_of(status)
     pump.finish({"code": code, "signal": number})
-    pump.join(LOOK)  # all that could write is gone, unless a pipe was handed to somebody outside of the job
+    pump.join(LOOK)  # all writers are gone, unless a process outside of the job got a pipe
     for name, path in zip(("stdout", "stderr"), dict.fromkeys((order.get("output"), order.get("error"))), strict=False):
         if path is not None:
             _output_file(order, name).write(_end_of_named(order, path))
@@ -154,14 +154,14 @@ def _named_for_checkpoint() -> int | None:
 
 
 def _become_job(order: dict[str, Any], streams: list[int], lock: int, go: int, failure: int, parent: int) -> NoReturn:
-    """In the child, wait until the start is on record, then become the job."""
+    """In the child, wait until the start is recorded, then become the job."""
     doing, what = "run", order["command"][0]
     try:
-        if os.read(go, 1) != b"g":  # who would have recorded the start is gone: this start never happened
+        if os.read(go, 1) != b"g":  # the parent died before it recorded the start, so this never happened
             os._exit(127)
         os.close(go)
         os.setsid()
-        fcntl.fcntl(lock, fcntl.F_DUPFD, _LOCK_NUMBER)  # shared with the supervisor's: held until both are gone
+        fcntl.fcntl(lock, fcntl.F_DUPFD, _LOCK_NUMBER)  # shared with the supervisor, so held until both are gone
         if order.get("interactive"):
             fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
         for number, descriptor in enumerate(streams):
@@ -234,7 +234,7 @@ def _open_named(path: str) -> int:
 
 
 def _end_of_named(order: dict[str, Any], path: str) -> bytes:
-    """Read the end of a file that the job's user named, by a short-lived process with that user's rights."""
+    """Read the end of a file that the job's user named, in a short-lived process with that user's rights."""
     source, sink = os.pipe()
     reader = os.fork()
     if reader == 0:
@@ -257,7 +257,7 @@ def _end_of_named(order: dict[str, Any], path: str) -> bytes:
 
 def _drop_rights(order: dict[str, Any]) -> None:
     for name, (soft, hard) in order.get("limits", {}).items():
-        with contextlib.suppress(ValueError, OSError):  # without root a limit cannot be raised again
+        with contextlib.suppress(ValueError, OSError):  # only root can raise a limit again
             resource.setrlimit(getattr(resource, name), (soft, hard))
     if order.get("uid") is not None:
         os.initgroups(order["user"], order["gid"])
@@ -266,7 +266,7 @@ def _drop_rights(order: dict[str, Any]) -> None:
 
 
 def _end_all(cgroup: str | None) -> None:
-    """Kill all that the job left behind; orphans become children of this process."""
+    """Kill all processes that the job left; orphans become children of this process."""
     while True:
         left = kill_cgroup(cgroup) if cgroup is not None else 0
         kill_tree(os.getpid())
@@ -277,7 +277,7 @@ def _end_all(cgroup: str | None) -> None:
         except ChildProcessError:
             if not left:
                 return
-        time.sleep(0.002)  # who was killed has to be gone, and comes here, before the next look
+        time.sleep(0.002)  # killed processes must first end and become our children
 
 
 def boot_now() -> str:
@@ -287,7 +287,7 @@ def boot_now() -> str:
 
 
 def _write(name: str, record: dict[str, Any]) -> None:
-    """Write a record atomically; the exit record fills its reserved file with spaces."""
+    """Write a record atomically; the exit record is padded with spaces to its reserved size."""
     text = json.dumps(record).encode()
     _put(name + ".new", text.ljust(_RESERVED) if name == EXIT else text)
     os.rename(name + ".new", name)

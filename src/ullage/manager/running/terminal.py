@@ -1,6 +1,6 @@
-"""A pseudo-terminal for a job, with a Unix socket for its owner. Only the standard library: the supervisor uses it.
+"""A pseudo-terminal for a job, with a Unix socket for its owner. Uses only the standard library, for the supervisor.
 
-A frame is a letter, the length as four bytes, then the bytes. To the job: `d` input, `w` the window's size. From the
+A frame is a letter, the length in four bytes, then the data. To the job: `d` input, `w` the window's size. From the
 job: `d` output, `e` its end as JSON. A new client first gets the last output.
 """
 
@@ -25,7 +25,7 @@ _MOST_CLIENTS = 8
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
-    """One frame as it goes over the line.
+    """Return a frame as it is sent.
 
     >>> list(frames(bytearray(frame(TYPED, b"ls") + b"d")))
     [(b'd', b'ls')]
@@ -93,7 +93,7 @@ class Terminal(OutputTaker):
         return listening
 
     def finish(self, ended: dict[str, Any]) -> None:
-        """Note the end of the job; clients get the rest of its output, then the end."""
+        """Note the end of the job; clients get the rest of its output, then its end."""
         self._ended = json.dumps(ended).encode()
         os.close(self._wake)
 
@@ -127,7 +127,7 @@ class Terminal(OutputTaker):
             data = os.read(self._master, _LARGEST_FRAME)
         except BlockingIOError:
             return False
-        except OSError:  # nobody has the terminal open any more
+        except OSError:  # no process has the terminal open any more
             data = b""
         if not data:
             with contextlib.suppress(KeyError):
@@ -170,7 +170,7 @@ class Terminal(OutputTaker):
         if kind == WINDOW and len(content) == 4:
             self._resize(content)
         elif kind == TYPED:
-            self._typed = (self._typed + content)[:_MOST_BEHIND]  # a job that reads nothing gets no more than this
+            self._typed = (self._typed + content)[:_MOST_BEHIND]  # limits the input for a job that reads nothing
             self._type()
 
     def _type(self) -> None:

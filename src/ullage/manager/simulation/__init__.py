@@ -1,9 +1,9 @@
-"""A virtual clock over `placement/`: what would become of a trace of jobs on these GPUs, under this policy.
+"""Simulates a trace of jobs on shared GPUs under a policy, with `placement/` and a virtual clock.
 
     simulate(read_trace("jobs.csv"), Scenario(gpus="4xA100-40GB", policy="magm", sharing="mps"))
 
-The decisions are made by the code that the manager runs. `trace` says what jobs come, `scenario` what they meet,
-`engine` moves the clock, `result` says what became of them.
+The code of the manager makes the decisions. `trace` has the jobs, `scenario` the GPUs, policy and world, `engine` the
+clock, and `result` the outcome.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Python's way into the simulator: `simulate` a trace, `replay` what a manager ran, `sweep` over scenarios."""
+"""The Python API of the simulator: `simulate` a trace, `replay` a manager's history, `sweep` over scenarios."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,8 +39,8 @@ def simulate(
             "none". It estimates the jobs for which the trace has no estimate.
         sharing: How jobs share a GPU: "mps", "timeslice", "mig" (or with the instances, "mig:2g.10gb") or "off".
         seed: The seed of all random numbers.
-        format: The format of the file; recognised by default.
-        mix: The mix of known workloads, for traces that do not name what their jobs train.
+        format: The format of the file. Default: recognised from its beginning.
+        mix: The mix of known workloads, for traces that do not name their training jobs.
         progress: Called now and then with the number of finished jobs and the number of all jobs.
         **settings: Any other setting of a scenario, of its rules or of its world, by its name, such as `smact_limit`,
             `free_floor`, `margin`, `unknown`, `min_speed`, `interference`, `startup_s` or `label`.
@@ -61,7 +61,7 @@ def simulate(
 
 
 def replay(history: str | Path | Mapping[str, Any], **settings: Any) -> tuple[SimulationResult, SimulationResult]:
-    """Simulate what a manager ran, with its GPUs, policy, rules and promises unless you give others.
+    """Simulate a manager's history, with its GPUs, policy, rules and promises unless you give others.
 
     Args:
         history: The answer of `Client.trace()`, or a file that `ullage simulate --from-history --save-history` wrote.

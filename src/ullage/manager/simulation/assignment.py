@@ -1,4 +1,4 @@
-"""Which known workload a job is, where a trace does not say what its jobs train: mixes, and a seeded choice."""
+"""Assigns known workloads to the jobs of traces that do not name their training: mixes, and a seeded choice."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ Mix = str | Mapping[str, float]
 
 
 def shares_of(mix: Mix) -> Mapping[str, float]:
-    """The shares that a mix means: the name of one, or shares by sizes or by known workloads, which need not sum to 1.
+    """Return the shares of a mix: its name, or shares by size or known workload, which need not sum to 1.
 
     >>> shares_of("heavy")
     {'medium': 0.83, 'large': 0.17}
@@ -44,7 +44,7 @@ def shares_of(mix: Mix) -> Mapping[str, float]:
 
 
 def workloads_of(size: str) -> list[KnownWorkload]:
-    """The workloads of Table 6.2 that are of a size, or the one of this name.
+    """Return the workloads of Table 6.2 of a size, or the one with this name.
 
     >>> len(workloads_of("light")), [one.name for one in workloads_of("resnet50 b32")]
     (12, ['resnet50 b32'])
@@ -55,7 +55,7 @@ def workloads_of(size: str) -> list[KnownWorkload]:
 
 
 def drawn(mix: Mix, count: int, random: np.random.Generator) -> tuple[list[KnownWorkload], Any]:
-    """Known workloads, and which of them each of `count` draws is: a share by the mix, all of one size alike."""
+    """Return the known workloads, and the index among them of `count` draws by the mix, equal within a size."""
     chances: dict[str, float] = {}
     for size, share in shares_of(mix).items():
         alike = workloads_of(size)
@@ -78,15 +78,15 @@ class PublicJob(NamedTuple):
 
 @dataclass(frozen=True)
 class Assignment:
-    """How jobs of public traces are given known workloads: a `mix` of sizes by rank, and a `seed` for the rest."""
+    """Assigns known workloads to jobs of public traces: sizes by rank in the shares of `mix`, workloads by `seed`."""
 
     mix: Mix = "mixed"
     seed: int = 0
     limit: int | None = None
 
     def trace(self, name: str, public_jobs: Sequence[PublicJob], notes: Sequence[str] = ()) -> JobTrace:
-        """Return the jobs with a workload each: the least work (GPUs times run time) is light, the most large, with
-        the shares of the mix; workloads of one size are drawn."""
+        """Return the jobs with a workload each. Jobs with the least work (GPUs times run time) are light, those with
+        the most are large, by the shares of the mix; workloads within a size are drawn."""
         public_jobs = sorted(public_jobs, key=lambda job: job.arrival)[: self.limit]
         kinds = self._kinds([job.run_s * job.gpus for job in public_jobs])
         first = public_jobs[0].arrival if public_jobs else 0.0
@@ -128,7 +128,7 @@ class TraceFormat(NamedTuple):
 
 
 def similar_alone(memory: int) -> tuple[Mapping[str, Utilization], str]:
-    """What the known workload does whose memory is nearest, and its name.
+    """Return the activity alone of the known workload with the nearest memory, and its name.
 
     >>> similar_alone(13 << 30)[1]
     'resnet50 b128'

@@ -1,4 +1,4 @@
-"""A simulated GPU, or MIG instance: who is on it, what it does now, and what a monitor sees of it."""
+"""A simulated GPU or MIG instance: its jobs, its present activity, and the readings of a monitor."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from ullage.performance.sharing import instance_of, share_of_gpu
 
 @dataclass(eq=False, slots=True)
 class SimulatedRun:
-    """An attempt on cards since `placed`, in its phase number `phase`; once `started`, it has its memory. Alone it
-    works at `pace`. `activity` is the number of what it does on the GPU (None: nothing). Of the phase, `left` seconds
-    were left at `at`, done at `speed`; `turn` counts changes of speed."""
+    """An attempt on cards since `placed`, in its phase number `phase`; it holds its memory since `started`. Alone it
+    works at `pace`. `activity` is the number of its kind of activity on the GPU (None: none). At time `at`, `left`
+    seconds of the phase were left, and pass at `speed`; `turn` counts changes of speed."""
 
     trace_job: TraceJob
     phases: Sequence[Phase]
@@ -43,9 +43,9 @@ class SimulatedRun:
 class SimulatedCard:
     """A GPU, or a MIG instance with a `part` of the SMs of the `whole`.
 
-    Idle it draws `resting_w`; with jobs `waiting_w`, and for each its draw beyond `base_w` on the whole GPU. `used`,
-    `smact` and `power_w` are present values, `past` earlier ones (since, SM activity, bytes). `read` is when placement
-    last got a reading, `shown` its bytes; until `hot_until` readings differ.
+    It draws `resting_w` when idle; with jobs it draws `waiting_w`, and for each job its draw beyond `base_w` on the
+    whole GPU. `used`, `smact` and `power_w` are present values, `past` earlier ones (since, SM activity, bytes). `read`
+    is the time of placement's last reading, `shown` its bytes; readings may change until `hot_until`.
     """
 
     id: str
@@ -60,7 +60,7 @@ class SimulatedCard:
     series: bool
     runs: dict[int, SimulatedRun] = field(default_factory=dict)
     started: list[SimulatedRun] = field(default_factory=list)
-    active: list[SimulatedRun] = field(default_factory=list)  # those whose phase uses the GPU
+    active: list[SimulatedRun] = field(default_factory=list)  # attempts in a phase that uses the GPU
     running: dict[int, Running] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)  # by job
     used: int = 0
@@ -86,7 +86,7 @@ class SimulatedCard:
         return self.spec is not self.whole
 
     def count(self, now: float) -> None:
-        """Add up its activity since the last call."""
+        """Add the activity since the last call to the sums."""
         seconds, self.at = now - self.at, now
         if seconds > 0:
             self.energy_j += seconds * self.power_w
@@ -95,7 +95,7 @@ class SimulatedCard:
             self.busy_s += seconds * bool(self.runs)
 
     def changed(self, now: float, window: float) -> None:
-        """Record its state from now on, after `count`, and drop what a monitor can no longer see."""
+        """Record the present state, after `count`, and drop the states that a monitor can no longer see."""
         past = self.past
         if past[-1][0] == now:
             past.pop()
@@ -132,7 +132,7 @@ class SimulatedCard:
 
 
 def cards_of(gpus: str, sharing: str, node_gpus: int, most_series: int) -> list[SimulatedCard]:
-    """The places of "4xA100-40GB", or of several kinds of GPUs; under MIG every GPU is divided.
+    """Return the cards of "4xA100-40GB", or of several kinds of GPUs; under MIG every GPU is divided.
 
     >>> [card.id for card in cards_of("2xA100-40GB", "mps", 8, 64)], len(cards_of("A100-40GB", "mig:1g.5gb", 8, 64))
     (['GPU-0', 'GPU-1'], 7)

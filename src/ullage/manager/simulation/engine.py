@@ -1,6 +1,6 @@
-"""The virtual clock: jobs come, are placed, take memory, work, slow each other down, and end.
+"""The virtual clock: jobs arrive, are placed, allocate memory, work, slow each other down, and end.
 
-Every decision is made by `placement`, as in the manager; simulated are only the jobs, the GPUs and the monitor.
+`placement` makes every decision, as in the manager; only the jobs, the GPUs and the monitor are simulated.
 """
 
 import heapq
@@ -50,20 +50,20 @@ from ullage.manager.simulation.trace import WORKING, JobKind, JobTrace, Phase, T
 from ullage.sandbox.gc_control import gc_disabled
 
 Progress = Callable[[int, int], None]
-"""Told now and then how many jobs are over, and how many there are."""
+"""Called from time to time with the number of finished jobs and the number of all jobs."""
 
 _MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
 _WAYS = ("mps", "timeslice", "mig", "off")
-_TOLD_EVERY = 1000  # jobs
+_TOLD_EVERY = 1000  # finished jobs
 _ACTIVITY = attrgetter("activity")
-_LOOKS = 18  # times a window at a GPU on which something changed
-_MOST_OFTEN = 2.0  # seconds between two looks
+_LOOKS = 18  # readings per window of a GPU whose jobs have changed
+_MOST_OFTEN = 2.0  # least seconds between two readings
 
 
 def simulate(
     trace: JobTrace, scenario: Scenario, progress: Progress | None = None, policy: Policy | None = None
 ) -> SimulationResult:
-    """What becomes of a trace in a scenario; under the policy that it names, unless one is given.
+    """Simulate a trace in a scenario, under the scenario's policy unless you give another.
 
     >>> from ullage.manager.simulation.trace import JobKind
     >>> from ullage.units import GIB
@@ -73,7 +73,7 @@ def simulate(
     >>> [(job.state, job.attempts[0].begin, job.attempts[0].end) for job in found.jobs]
     [('done', 0.0, 70.0), ('done', 70.0, 140.0)]
     """
-    with gc_disabled():  # a run leaves no cycles behind, and looking for some takes a tenth of its time
+    with gc_disabled():  # a run leaves no reference cycles, and collecting takes a tenth of its time
         return _Engine(trace, scenario, progress, policy or load_policy(scenario.policy)).run()
 
 
@@ -119,7 +119,7 @@ class _Engine:
         self.gpus: list[Gpu] = [gpu_of(slot, slot.index, self.ledger, {}, rules, 0.0) for slot in slots]
         self.last = -1  # the GPU that got the last job
         self.accounts = UsageAccounts(scenario.half_life_s) if rules.fair else None
-        self.horizon = rules.window + self.world.monitor_delay_s + (self.world.reading_s or 0.0)  # how far back it sees
+        self.horizon = rules.window + self.world.monitor_delay_s + (self.world.reading_s or 0.0)  # of readings
         usual = 1.0 if len(self.cards) <= MOST_SERIES else 30.0
         self.reads_every = usual if self.world.reading_s is None else self.world.reading_s
         self.now = 0.0
@@ -130,23 +130,23 @@ class _Engine:
         self.trace_jobs: dict[int, TraceJob] = {}
         self.runs: dict[int, SimulatedRun] = {}
         self.hot: set[int] = set()  # cards on which readings still change
-        self.wanted: float | None = None  # when the next pass is to be made
+        self.wanted: float | None = None  # the time of the next pass
         self.last_pass = -math.inf
         self.returning = 0  # jobs that come back into the queue after a pause
         self.passes = self.over = 0
         self.draw = random.Random(f"nodes {scenario.seed}")
 
-    # What is known of kinds.
+    # Kinds of jobs.
 
     def _phases_of(self, kind: JobKind) -> Sequence[Phase]:
-        """Return a kind's phases; without start-up times, those from its memory on."""
+        """Return a kind's phases; without start-up times, only those from the allocation of memory on."""
         usual = self.world.startup_s
         if not kind.phases:
             return Phase("starting", usual), WORKING
         return kind.phases if usual else tuple(itertools.dropwhile(lambda phase: not phase.holds_memory, kind.phases))
 
     def _busy_alone(self, names: set[str]) -> list[float | None]:
-        """Return the SM activity of each kind on the GPU that it keeps busiest; None if unknown."""
+        """Return the highest SM activity of each kind on any of these GPUs; None if unknown."""
         names = names if self.scenario.foresight else set()
         known = [[kind.alone[name].smact for name in names if name in kind.alone] for kind in self.kinds]
         return [max(shares, default=None) for shares in known]
@@ -154,7 +154,7 @@ class _Engine:
     # The clock.
 
     def run(self) -> SimulationResult:
-        """Run from the first arrival until nothing happens any more."""
+        """Run from the first arrival until no event is left."""
         jobs = self.trace.jobs
         if any(later.arrival < sooner.arrival for sooner, later in itertools.pairwise(jobs)):
             jobs = sorted(jobs, key=lambda job: job.arrival)
@@ -208,7 +208,7 @@ class _Engine:
     def _enqueue(self, job: TraceJob, recovery: bool) -> None:
         number, state = self.numbers[id(job.kind)], self.states[job.id]
         busy = self.busy[number]
-        exclusive = state.exclusive or (state.promise or 0) > self.largest  # no GPU has as much: a whole one, then
+        exclusive = state.exclusive or (state.promise or 0) > self.largest  # larger than any GPU: exclusive
         promise = state.promise if state.promise is None else min(state.promise, self.largest)
         self.queue[job.id] = Job(
             job.id,
@@ -242,7 +242,7 @@ class _Engine:
         if self.queue:
             self.passes += 1
             waiting, most = list(self.queue.values()), self.scenario.at_a_time
-            alone = len(waiting) == 1  # nobody to be fair to
+            alone = len(waiting) == 1  # fair shares do not matter
             users = {job.user for job in waiting}
             usage = None if self.accounts is None or alone else self.accounts.usage(self.now, users)
             if most is not None:
@@ -282,8 +282,8 @@ class _Engine:
             self._at(self.now + trace_job.time_limit, self._finish, run, TIME_LIMIT, FAILED)
 
     def _forget(self, decision: Decision) -> None:
-        """Forget a promise: placement sees only that the job is there, until it has taken its memory and the monitor
-        has read it."""
+        """Forget a promise: placement only knows that the job is there, until the job has allocated its memory and the
+        monitor has read it."""
         self.ledger.release(decision.job)
         self.ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
         for name in decision.slots:
@@ -308,11 +308,11 @@ class _Engine:
                     card.active.append(run)
         if run.activity != before or takes_memory:
             self._settle(run.cards)
-        if run.activity in (None, before):  # its speed was not set just now
+        if run.activity in (None, before):  # `_settle` has not set its speed
             self._hasten(run)
 
     def _leave_phase(self, run: SimulatedRun, turn: int) -> None:
-        """A phase is over, if the job still runs and its speed has not changed since that `turn`."""
+        """End a phase, if the job still runs and its speed has not changed since `turn`."""
         if turn != run.turn or self.runs.get(run.trace_job.id) is not run:
             return
         run.phase += 1
@@ -325,7 +325,7 @@ class _Engine:
         need = run.trace_job.kind.memory
         room = min(card.spec.usable - self.world.fragmentation - card.used for card in run.cards)
         if all(not card.started for card in run.cards):
-            room += self.world.fragmentation  # alone there are no pieces of others in its way
+            room += self.world.fragmentation  # no fragmentation by other jobs
         if need > room:
             self._end(run, OUT_OF_MEMORY)
             self._recover(run, "memory", run.promise or None, max(room, 0))
@@ -338,7 +338,7 @@ class _Engine:
         return True
 
     def _finish(self, run: SimulatedRun, cause: str, state: str) -> None:
-        """The job is over, if it still runs."""
+        """End a job, if it still runs."""
         if self.runs.get(run.trace_job.id) is run:
             self._end(run, cause)
             self._leave(run.trace_job.id, state)
@@ -350,7 +350,7 @@ class _Engine:
             self.progress(self.over, len(self.trace.jobs))
 
     def _end(self, run: SimulatedRun, cause: str) -> None:
-        """The attempt is over, and what it held is free."""
+        """End an attempt, and free its memory and promise."""
         number = run.trace_job.id
         del self.runs[number]
         self.ledger.release(number)
@@ -414,7 +414,7 @@ class _Engine:
             self._show(card)
 
     def _show(self, card: SimulatedCard) -> None:
-        """What the card does now, by the speeds of those on it."""
+        """Update the activity and power of a card from the speeds of its jobs."""
         smact, power, name = 0.0, card.waiting_w if card.started else card.resting_w, card.spec.name
         for run in card.active:
             alone = self.interference.alone(_ACTIVITY(run), name)
@@ -426,7 +426,7 @@ class _Engine:
         self._heat(card)
 
     def _hasten(self, run: SimulatedRun) -> None:
-        """The job goes on at the speed of the slowest of its cards; without the GPU, at its own."""
+        """Continue a job at the speed on the slowest of its cards, or at full speed in phases without the GPU."""
         run.left -= (self.now - run.at) * run.speed
         run.at = self.now
         number = run.trace_job.id
@@ -436,7 +436,7 @@ class _Engine:
         self._at(self.now + max(run.left, 0.0) / run.speed, self._leave_phase, run, run.turn)
 
     def _pace(self, trace_job: TraceJob, card: SimulatedCard) -> float:
-        """How much faster a job is on this kind of GPU than on the one for which its work was told."""
+        """Return a job's speed on this kind of GPU relative to the GPU of the trace."""
         reference, name = self.trace.gpu, card.whole.name
         alone = trace_job.kind.alone
         if reference is None or reference == name or reference not in alone or name not in alone:
@@ -446,12 +446,12 @@ class _Engine:
     # The monitor.
 
     def _heat(self, card: SimulatedCard) -> None:
-        """What a monitor says of the card changes from now on, until its window has passed."""
+        """Note that readings of the card may change until a whole window has passed."""
         card.hot_until = self.now + self.horizon
         self.hot.add(card.index)
 
     def _read_cards(self) -> None:
-        """Hand new readings to placement, of cards on which something has changed."""
+        """Give placement new readings of cards with changes."""
         looked = self._looked()
         for card in [self.cards[index] for index in sorted(self.hot)]:
             over = self.now >= card.hot_until
@@ -465,7 +465,7 @@ class _Engine:
         return self.now - self.now % every if every else self.now
 
     def _read(self, card: SimulatedCard, late: bool = False) -> None:
-        """Hand a reading to placement; it is `late` unless a job has come or gone, which is seen at once."""
+        """Give placement a reading; it is `late` unless a job has started or ended, which is known at once."""
         delay = self.world.monitor_delay_s
         card.read = self._looked()
         delay += self.now - card.read if late else 0.0
@@ -483,7 +483,7 @@ class _Engine:
         self._look_at(card, slot)
 
     def _look_at(self, card: SimulatedCard, slot: Slot | None = None) -> None:
-        """Show placement a GPU whose promises, jobs or reading have changed."""
+        """Update placement's view of a GPU whose promises, jobs or reading have changed."""
         slot = slot or self.gpus[card.index].slot
         self.gpus[card.index] = gpu_of(slot, card.index, self.ledger, card.running, self.rules, self.now)
 

@@ -1,4 +1,4 @@
-"""`generate_trace`: jobs that nobody ran, drawn by a seed as jobs of a shared cluster come."""
+"""`generate_trace` draws artificial jobs by a seed, with the arrival pattern of a shared cluster."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from ullage.manager.simulation.assignment import Mix, drawn
 from ullage.manager.simulation.trace import JobTrace, TraceJob
 
 DAY_S = 86400.0
-PEAK_S = 15 * 3600.0  # of the daily pattern; a trace begins at midnight
-BURST_GAP_S = 10.0  # between the jobs of a burst, on average
-_GRID_S = 600.0  # at which the daily pattern is looked up
-_LONGEST = 100.0  # times the usual work
+PEAK_S = 15 * 3600.0  # seconds after midnight, when a trace begins, of the highest rate
+BURST_GAP_S = 10.0  # mean seconds between the jobs of a burst
+_GRID_S = 600.0  # step of the computed daily pattern, in seconds
+_LONGEST = 100.0  # largest factor on the usual work
 TAILS = ("lognormal", "pareto")
 
 
@@ -35,22 +35,16 @@ def generate_trace(
 ) -> JobTrace:
     """Draw a trace of known workloads.
 
-    Args:
-        jobs: How many.
-        seed: The same seed and arguments give the same trace.
-        gpus: The size of the cluster that `load` refers to.
-        load: The share of the cluster that the jobs would need if each had its GPUs to itself; above 1 the queue grows.
-        mix: "mixed" (65 % light, 27 % medium, 8 % large), "heavy" (83 % medium, 17 % large), or shares by sizes or by
-            the names of known workloads.
-        burst: Jobs that a user submits at once, on average, all of one workload, seconds apart; 1 is a Poisson process.
-        daily: How much the rate of arrivals swings over a day: 0 not at all, 1 down to nothing in the night. It is
-            highest at 15:00; a trace begins at midnight.
-        users: How many users.
-        zipf: How unequal they are: the k-th submits in proportion to 1 / k**zipf.
-        tail: How a job's work differs from the usual of its workload, by a factor of mean 1: "lognormal", or "pareto".
-        spread: Of "lognormal" the standard deviation of the logarithm; 0: all work the usual time. Of "pareto" the
-            index, above 1. The factor is at most 100.
-        gpu_counts: The shares of jobs that need 1, 2, ... GPUs. Default: what their workloads need.
+    Args: jobs: The number of jobs. seed: The same seed and arguments give the same trace. gpus: The size of the cluster
+    that `load` refers to. load: The share of the cluster that the jobs would need if each had its GPUs to itself; above
+    1 the queue grows. mix: "mixed" (65 % light, 27 % medium, 8 % large), "heavy" (83 % medium, 17 % large), or shares
+    by sizes or by the names of known workloads. burst: Jobs that a user submits at once, on average, all of one
+    workload, seconds apart; 1 is a Poisson process. daily: How much the rate of arrivals varies over a day: 0 not at
+    all, 1 down to zero at night. It is highest at 15:00; a trace begins at midnight. users: The number of users. zipf:
+    The inequality of users: the k-th submits in proportion to 1 / k**zipf. tail: The distribution of a job's work
+    relative to its workload's usual work, with mean 1: "lognormal" or "pareto". spread: For "lognormal", the standard
+    deviation of the logarithm; with 0, all jobs work the usual time. For "pareto", the index, above 1. The factor is at
+    most 100. gpu_counts: The shares of jobs that need 1, 2, ... GPUs. Default: the GPUs of their workloads.
 
     >>> trace = generate_trace(1000, seed=1, gpus=8, load=0.5)
     >>> need = sum(job.work_s * job.gpus for job in trace.jobs) / (8 * trace.jobs[-1].arrival)
@@ -88,7 +82,7 @@ def generate_trace(
 
 
 def _burst_of_each(jobs: int, burst: float, random: np.random.Generator) -> Any:
-    """Return the number of each job's burst; sizes are geometric."""
+    """Return the index of each job's burst; burst sizes are geometric."""
     if burst == 1:
         return np.arange(jobs)
     sizes = random.geometric(1 / burst, size=jobs)

@@ -1,4 +1,4 @@
-"""What a manager really ran, to be simulated under another policy, with another estimator, or on other GPUs.
+"""A manager's history, to simulate it under another policy, with another estimator, or on other GPUs.
 
 The history is `Client.trace()` or a file of `write_history`. `as_it_was` returns it as a simulation's result;
 `as_it_is` also has unfinished jobs.
@@ -36,9 +36,9 @@ from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.text import plain
 
 _KEYS = ("since", "policy", "sharing", "gpus", "works", "jobs")
-PROMISED = "promised"  # the estimator whose estimates are what the manager promised
-RUNNING = "running"  # instead of the cause of an end, which is still to come
-# In attempts that ended so a job did its work; what others did was lost, and is done again.
+PROMISED = "promised"  # the estimator that returns the manager's promises
+RUNNING = "running"  # in place of a cause, while the attempt runs
+# Attempts with these ends count as work; the work of others was lost and done again.
 _WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled", RUNNING})
 _OVER = frozenset({"done", "failed", "cancelled"})
 _HOWS = {"mps": "mps", "time-slicing": "timeslice"}
@@ -75,11 +75,11 @@ def write_history(data: dict[str, Any], path: Path) -> None:
 def trace_of_history(data: Mapping[str, Any], name: str = "history", startup_s: float = 0.0) -> JobTrace:
     """Return the jobs of `Client.trace()` as a trace.
 
-    A job arrives when it might have started: after its estimate or its release; its place in the queue is that of its
-    submission. Its work is its run time times its
-    predicted speed next to its neighbours. Attempts that lacked memory or lost the machine did no work. Unfinished
-    jobs, those that did nothing and those without a GPU are left out. Memory is as measured; the first promise is the
-    estimate "promised". The first `startup_s` seconds of each attempt are start-up, not work.
+    A job arrives when it could have started: after its estimate or its release; its place in the queue is that of its
+    submission. Its work is its run time times its predicted speed next to its neighbours. Attempts that ran out of
+    memory or lost the machine did no work. Unfinished jobs, jobs without work and jobs without a GPU are left out.
+    Memory is the measured one; the first promise is the estimate "promised". The first `startup_s` seconds of each
+    attempt are start-up, not work.
     """
     history = _History(data, startup_s)
     jobs = [
@@ -101,8 +101,8 @@ def trace_of_history(data: Mapping[str, Any], name: str = "history", startup_s: 
 
 
 def scenario_of_history(data: Mapping[str, Any], policy: str | None = None) -> Scenario:
-    """Return a scenario of the manager: its GPUs, policy, rules, sharing and promises. `policy` replaces the
-    manager's, and is required for a custom one: no code runs because a history names it."""
+    """Return a scenario of the manager: its GPUs, policy, rules, sharing and promises. `policy` replaces the manager's,
+    and is required for a custom one, since a history must not decide which code runs."""
     own = own_name(data["policy"])
     if policy is None and own is not None:
         name = plain(own)
@@ -128,13 +128,13 @@ def _scenario(data: Mapping[str, Any], policy: str) -> Scenario:
 
 
 def as_it_was(data: Mapping[str, Any], startup_s: float = 0.0) -> SimulationResult:
-    """Return the real outcome of the jobs of `trace_of_history` as a simulation's result. Times and energy were
-    measured; activity is predicted, and so is power that was not measured."""
+    """Return the real outcome of the jobs of `trace_of_history` as a simulation's result. Times and energy are
+    measured; activity is predicted, as is power if energy was not measured."""
     return _result(_History(data, startup_s))
 
 
 class UnfinishedRun(NamedTuple):
-    """Jobs until now, with times from `begin` on (seconds since 1970), and the assumptions."""
+    """The jobs until now, with times relative to `begin` (seconds since 1970), and the assumptions."""
 
     result: SimulationResult
     begin: float
@@ -203,7 +203,7 @@ class _Company:
 
     def __init__(self) -> None:
         self.count = self.memory = self.without_watts = 0
-        self.watts = 0.0  # that were measured
+        self.watts = 0.0  # measured power, summed up
         self.working, self.unmeasured = Counter[int](), Counter[int]()
 
     def add(self, attempt: _Attempt, one: int) -> None:
@@ -241,7 +241,7 @@ class _History:
         self._model = Interference(kinds, _HOWS[data["sharing"]])
         self._first_doing: dict[str, int] = {}
         self._first_alike: dict[tuple[int, str], int] = {}
-        self._speeds = defaultdict[tuple[int, int], list[tuple[float, float]]](list)  # by GPU and kind, from when on
+        self._speeds = defaultdict[tuple[int, int], list[tuple[float, float]]](list)  # (since, speed) by GPU and kind
         self.works = dict.fromkeys(self.attempts, 0.0)
         lasting = [each for each in self._all_attempts if each.end > each.begin]
         self.series = [
@@ -264,13 +264,13 @@ class _History:
         return reason is None
 
     def _did_something(self, job: Mapping[str, Any]) -> bool:
-        """Whether a finished job worked, or for an unfinished history, ran at all."""
+        """Whether a finished job did work or, in an unfinished history, ran at all."""
         if self._now is not None:
             return bool(job["attempts"])
         return any(each["cause"] in _WORK and each["started"] is not None for each in job["attempts"])
 
     def _attempt(self, job: int, data: Mapping[str, Any]) -> _Attempt:
-        """Return an attempt; its length is by the monotonic clock."""
+        """Return an attempt, with its duration by the monotonic clock."""
         end = float(self._now or 0.0 if data["ended"] is None else data["ended"])
         begin = data["started"] or data["placed"] if data["elapsed"] is None else end - data["elapsed"]
         return _Attempt(
@@ -285,7 +285,7 @@ class _History:
         )
 
     def arrival(self, job: Mapping[str, Any]) -> float:
-        """Return when a job might have started."""
+        """Return when a job could have started."""
         came = float(job["queued"] or job["submitted"])
         attempts = self.attempts.get(job["id"])
         return min(came, attempts[0].begin) if attempts else came
@@ -302,14 +302,14 @@ class _History:
         same: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
         for job in self.jobs:
             alike = (job["name"], self._used(job["id"])) if job["work"] is None else None
-            first = job["attempts"][0]  # before recovery made its promise larger
-            promise = job["promise"] if first["exclusive"] else first["promise"]  # alone it was promised a whole GPU
+            first = job["attempts"][0]  # before recovery raised its promise
+            promise = job["promise"] if first["exclusive"] else first["promise"]  # else a whole GPU
             same[job["work"], job["gpus"], promise, alike].append(job)
         kinds: dict[int, JobKind] = {}
         for (work, _, promise, _), jobs in same.items():
             measured = [used for job in jobs if (used := self._used(job["id"])) is not None]
             memory = max(measured, default=promise)
-            if memory is None:  # it had its GPU to itself and may have needed all of it
+            if memory is None:  # exclusive jobs may have needed all of the GPU
                 memory = min(self.data["gpus"][number]["total"] for number in self.attempts[jobs[0]["id"]][0].gpus)
             data = self.data["works"].get(work, {})
             alone = {gpu(name).name: Utilization.from_dict(each) for name, each in data.items()}
@@ -321,8 +321,8 @@ class _History:
         return min(attempt.begin + self._startup_s, attempt.end)
 
     def _follow(self, number: int, attempts: Sequence[_Attempt]) -> GpuSeries:
-        """Follow a GPU over time. Work is added up by kinds with the same activity alone: there may be thousands of
-        jobs at once."""
+        """Return the series of a GPU over time. Work is added up by kinds with the same activity alone, since there may
+        be thousands of jobs at once."""
         name, total = self.names[number], self.data["gpus"][number]["total"]
         here = [each for each in attempts if number in each.gpus]
         changes = sorted(
@@ -333,9 +333,9 @@ class _History:
         )
         there, before = _Company(), self.begin
         speeds: dict[int, float] = {}
-        worked: Counter[int] = Counter()  # seconds of work alone that each kind has done here until now
+        worked: Counter[int] = Counter()  # seconds of work alone that each kind has done here so far
         at_start: dict[tuple[int, float], float] = {}
-        spread: Counter[int] = Counter()  # who works on other GPUs, too, by kind
+        spread: Counter[int] = Counter()  # attempts that also use other GPUs, by kind
         rows = [(0.0, 0, 0, *self._activity(there, speeds, name))]
         for moment, at_once in itertools.groupby(changes, key=lambda change: change[0]):
             for kind, speed in speeds.items():
@@ -362,7 +362,7 @@ class _History:
         return GpuSeries(number, name, total, times, jobs, memory, smact, power)
 
     def _activity(self, there: _Company, speeds: Mapping[int, float], name: str) -> tuple[float, float]:
-        """Return SMACT and watts of a GPU: measured energy as its mean; else an attempt's share of idle power and its
+        """Return SMACT and watts of a GPU: the mean of measured energy, or an attempt's share of idle power plus its
         predicted draw."""
         if not there.count:
             return 0.0, resting_w(name)
@@ -381,7 +381,7 @@ class _History:
         return self._first_alike[number, name]
 
     def _add_work_on_several(self, spread: Sequence[_Attempt]) -> None:
-        """Add the work of attempts on several GPUs, at the speed on the slowest."""
+        """Add the work of attempts on several GPUs, at the speed of the slowest."""
         alike = defaultdict[tuple[tuple[int, int], ...], list[_Attempt]](list)
         for each in spread:
             if self._works_from(each) < each.end:
@@ -413,8 +413,8 @@ class _History:
 def _work(
     places: Sequence[Sequence[tuple[float, float]]], begins: Sequence[float], ends: Sequence[float]
 ) -> list[float]:
-    """Seconds of work alone that jobs on the same GPUs do, each between two times: for each GPU, from when on a job of
-    their kind had which speed there. On several GPUs it is as slow as on the slowest.
+    """Return the seconds of work alone that jobs on the same GPUs do, each from its begin to its end. `places` has the
+    (since, speed) pairs of their kind on each GPU; the slowest GPU decides.
 
     >>> _work([[(0.0, 0.5)], [(0.0, 1.0), (4.0, 0.25)]], [0.0, 2.0], [10.0, 4.0])
     [3.5, 1.0]
@@ -443,5 +443,5 @@ HISTORY = TraceFormat(
     "history",
     "what a manager ran (--save-history, or GET /v1/trace)",
     _begins_one,
-    lambda path, assignment: trace_of_history(read_history(path), path.name),  # jobs do what they did
+    lambda path, assignment: trace_of_history(read_history(path), path.name),  # jobs keep their recorded activity
 )

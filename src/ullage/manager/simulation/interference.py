@@ -1,4 +1,4 @@
-"""How fast jobs run side by side on a simulated GPU: as it is predicted, and as it truly is."""
+"""The speeds of jobs that share a simulated GPU: predicted and true ones."""
 
 import math
 import random
@@ -17,11 +17,11 @@ _MOST_KNOWN = 1_000_000
 
 
 class Interference:
-    """The speeds of kinds of jobs, or of their phases, that share a GPU by `how` ("mps" or "timeslice"), 1 alone.
+    """The speeds (1 alone) of kinds of jobs, or of their phases, that share a GPU by `how` ("mps" or "timeslice").
 
     An unknown kind keeps a GPU busy all the time. The true loss of each set of kinds differs from the predicted one by
-    a factor with the logarithmic standard deviation `error`, drawn once by `seed`. With `on=False` nothing is truly
-    lost.
+    a factor with the logarithmic standard deviation `error`, drawn once by `seed`. With `on=False` the true loss is
+    zero.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Interference:
         return speeds
 
     def together(self, name: str, counts: Mapping[int, int]) -> dict[int, float]:
-        """Return the predicted speeds of kinds on a GPU, with a count of each."""
+        """Return the predicted speeds of kinds on a GPU, given the number of jobs of each."""
         key = (name, tuple(sorted(counts.items())))
         if key not in self._together:
             speeds = self._in_company(name, [number for number, _ in key[1]], [count for _, count in key[1]])

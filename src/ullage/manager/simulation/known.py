@@ -27,10 +27,10 @@ MEASURED_ON = "A100-40GB"
 
 @dataclass(frozen=True, eq=False)
 class KnownWorkload:
-    """A measured training job: its `kind`, `size` ("light", "medium" or "large"), GPUs, time of an epoch and numbers
-    of epochs. `training` are its options of `ullage.estimate`, `step_s` is the time of a step, and `prepares_data`
-    whether the host makes batches meanwhile. `published` and `batch_size` name it in the authors' traces; `in_table`:
-    it is in Table 6.2."""
+    """A measured training job: its `kind`, `size` ("light", "medium" or "large"), GPUs, time of an epoch and numbers of
+    epochs. `training` has its options for `ullage.estimate`, `step_s` is the time of a step, and `prepares_data` says
+    whether the host makes batches meanwhile. `published` and `batch_size` identify it in the authors' traces;
+    `in_table`: it is in Table 6.2."""
 
     kind: JobKind
     size: str
@@ -62,7 +62,7 @@ def known_workloads() -> Mapping[str, KnownWorkload]:
 
 
 def known_workload(name: str) -> KnownWorkload:
-    """The known workload of this name.
+    """Return the known workload with this name.
 
     >>> known_workload("bert_large b8").size
     'large'
@@ -110,10 +110,10 @@ def _data(name: str) -> str:
 
 
 def promise_of(kind: JobKind, estimator: str) -> int | None:
-    """Bytes by an estimator; None where it has no answer. "oracle" knows the truth, "none" nothing.
+    """Return the promise by an estimator in bytes; None without an estimate. "oracle" knows the truth, "none" nothing.
 
-    Of a range that an estimator gives, the upper edge is promised. An estimator of which the trace has nothing is asked
-    for known workloads, as they run on an A100-40GB.
+    If an estimator returns a range, its upper end is the promise. If the trace has no estimate, the estimator is run
+    for known workloads, as on an A100-40GB.
 
     >>> kind = JobKind("toy", memory=3 << 30, estimates={"horus": 5 << 30})
     >>> promise_of(kind, "oracle") >> 30, promise_of(kind, "none"), promise_of(kind, "horus") >> 30

@@ -1,4 +1,4 @@
-"""The figures of a run by the names that people type and read, and targets such as "waiting<=10m"."""
+"""The figures of a run by their names for users, and targets such as "waiting<=10m"."""
 
 import operator
 import re
@@ -21,7 +21,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure: what it is called, its attribute of `Figures`, what it means, and its unit."""
+    """A figure: its title, its attribute of `Figures`, its meaning, and its unit."""
 
     name: str
     attribute: str
@@ -29,7 +29,7 @@ class Measure:
     unit: str
 
     def of(self, figures: Figures) -> float | None:
-        """Return its value in the figures of a run; None if unknown."""
+        """Return the value of this figure in a run; None if unknown."""
         value = getattr(figures, self.attribute)
         return None if value is None else float(value)
 
@@ -39,7 +39,7 @@ class Measure:
         return self.short(value)
 
     def short(self, value: float | None, half: float | None = None) -> str:
-        """The same for a narrow table, with how far the true one may be from it.
+        """Return a value for a narrow table, with its uncertainty `half`.
 
         >>> MEASURES["waiting"].short(4500.0), MEASURES["energy"].short(33.2e6, 1.5e6), MEASURES["ooms"].short(2.0)
         ('75.0 min', '33.2 ± 1.5 MJ', '2')
@@ -62,7 +62,7 @@ class Measure:
         return 1, 0 if self.unit == "count" and value == round(value) and not uncertain else 2, ""
 
     def value(self, text: str) -> float:
-        """Parse a typed value in the unit of the figure."""
+        """Parse a value that a user typed, in the unit of the figure."""
         if self.unit == "time":
             return parse_duration(text)
         if self.unit == "energy":
@@ -119,7 +119,7 @@ class Target:
         return cls(measure, match[2], measure.value(match[3]), match[3])
 
     def met(self, value: float | None) -> bool:
-        """Whether a value meets it; an unknown one does not."""
+        """Whether a value meets the target; an unknown one does not."""
         return value is not None and _COMPARISONS[self.comparison](value, self.limit)
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class Target:
 
 
 def change(value: float | None, base: float | None) -> str:
-    """How much more or less than something else, in percent; empty where that says nothing.
+    """Return the change of a value against a base in percent; empty if that is undefined.
 
     >>> change(70.0, 100.0), change(100.0, 100.0), change(1.0, 0.0)
     ('-30.0 %', '+0.0 %', '')
@@ -136,7 +136,7 @@ def change(value: float | None, base: float | None) -> str:
 
 
 def interval_text(measure: Measure, interval: Interval | None) -> str:
-    """A mean with its uncertainty.
+    """Return a mean with its uncertainty, as text.
 
     >>> interval_text(MEASURES["slowdown"], Interval(2.0, 0.25, 3)), interval_text(MEASURES["slowdown"], None)
     ('2.00 ± 0.25', '–')
@@ -145,7 +145,7 @@ def interval_text(measure: Measure, interval: Interval | None) -> str:
 
 
 def change_text(interval: Interval | None) -> str:
-    """A relative change; in brackets if it may be chance.
+    """Return a relative change as text, in brackets if it may be chance.
 
     >>> change_text(Interval(-0.3, 0.1, 5)), change_text(Interval(-0.3, 0.4, 5)), change_text(None)
     ('-30.0 ± 10.0 %', '(-30.0 ± 40.0 %)', '')

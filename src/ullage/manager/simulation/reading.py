@@ -1,4 +1,4 @@
-"""`read_trace`: a trace from a file of any form that is known here; `write_trace`: a file in Ullage's own."""
+"""`read_trace` reads a trace in any known format; `write_trace` writes one in Ullage's own."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +23,14 @@ def read_trace(
     """Read a trace of jobs.
 
     Args:
-        path: The file, which may be packed (.gz, .xz), or the folder of a public trace.
-        format: The form of the file. By default it is recognised by how the file begins.
-        limit: Only so many jobs, those that come first.
-        mix: For traces that do not say what their jobs train: the mix of known workloads that they are given.
-        seed: The seed of that choice.
+        path: The file, which may be compressed (.gz, .xz), or the folder of a public trace.
+        format: The format of the file. Default: recognised from its beginning.
+        limit: The number of jobs to read, in order of arrival.
+        mix: The mix of known workloads, for traces that do not name their training jobs.
+        seed: The seed for choosing workloads.
 
     Returns:
-        The jobs in the order of their arrival. `notes` say what was assumed.
+        The jobs in order of arrival. `notes` lists the assumptions.
     """
     path = Path(path)
     if format is not None and format not in FORMATS:

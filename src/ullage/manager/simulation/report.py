@@ -1,4 +1,4 @@
-"""Simulations as one HTML page: their figures next to each other, and every job on its GPU.
+"""Writes simulations to one HTML page: their figures side by side, and every job on its GPU.
 
 write_runs([result, other], Path("runs.html"))
 write_sweep(rows, Path("sweep.html"))
@@ -19,7 +19,7 @@ from ullage.manager.simulation.sweeps import SweepRow
 from ullage.text import plain
 from ullage.units import format_duration
 
-MOST_BARS, MOST_LANES = 2000, 32  # attempts and GPUs of a run that are still drawn one by one
+MOST_BARS, MOST_LANES = 2000, 32  # most attempts and GPUs of a run to draw one by one
 _TABLE = (
     "total",
     "waiting",
@@ -64,11 +64,11 @@ svg { display:block; width:100%; min-width:720px; } svg text { fill:var(--soft);
 svg .failed { fill:var(--bad); }
 """
 
-Rows = Sequence[tuple[str, Mapping[str, Interval], Sequence[str]]]  # a name, figures, and the changes in words
+Rows = Sequence[tuple[str, Mapping[str, Interval], Sequence[str]]]  # name, figures, and changes in words
 
 
 def check_page(file: Path) -> None:
-    """Refuse a file that cannot be written, or that exists and is no page of Ullage."""
+    """Refuse a file that cannot be written, or that exists and is not a page of Ullage."""
     check_target(file, "page of Ullage", lambda text: _GENERATOR in text)
 
 
@@ -192,7 +192,7 @@ class LaneBar(NamedTuple):
 
 def in_lanes(jobs: Sequence[SimulatedJob], gpus: int) -> tuple[list[LaneBar], list[int]]:
     """Give every attempt a lane on each of its GPUs, and count the lanes of each GPU."""
-    taken: list[list[tuple[float, int]]] = [[] for _ in range(gpus)]  # when each lane is free again, the first first
+    taken: list[list[tuple[float, int]]] = [[] for _ in range(gpus)]  # (end of a lane's last bar, lane)
     free: list[list[int]] = [[] for _ in range(gpus)]
     bars = []
     attempts = [(each.begin, job.id, gpu, each, job) for job in jobs for each in job.attempts for gpu in each.gpus]

@@ -1,4 +1,4 @@
-"""What became of a trace: each job with its attempts, each GPU over time, and the figures that sum them up."""
+"""The result of a simulation: each job with its attempts, each GPU over time, and summary figures."""
 
 import functools
 import gzip
@@ -18,8 +18,8 @@ from ullage.units import format_duration, format_energy
 
 FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
 DONE, FAILED, WAITING = "done", "failed", "waiting"
-MOST_SERIES = 64  # GPUs that are kept with all their changes
-_BEGINNING = '{"runs": ['  # of a file of runs
+MOST_SERIES = 64  # most GPUs with stored series
+_BEGINNING = '{"runs": ['  # first bytes of a file of runs
 _OF_GPUS = ("energy_j", "busy_s", "smact", "memory")
 
 
@@ -35,7 +35,7 @@ class SimulatedAttempt(NamedTuple):
 
 
 class SimulatedJob(NamedTuple):
-    """A job of the trace and what became of it; `state` is "done", "failed" or "waiting" (it could never be placed)."""
+    """A job of the trace and its outcome; `state` is "done", "failed" or "waiting" (it could never be placed)."""
 
     id: int
     kind: str
@@ -48,29 +48,29 @@ class SimulatedJob(NamedTuple):
 
     @property
     def running_s(self) -> float:
-        """Return its time on GPUs, in all attempts."""
+        """Return the time on GPUs in all attempts."""
         return sum(attempt.end - attempt.begin for attempt in self.attempts)
 
     @property
     def over_at(self) -> float:
-        """Return the end of its last attempt, or its arrival without one."""
+        """Return the end of the last attempt, or the arrival without one."""
         return self.attempts[-1].end if self.attempts else self.arrival
 
     @property
     def completion_s(self) -> float:
-        """Return the time from its arrival to the end of its last attempt."""
+        """Return the time from arrival to the end of the last attempt."""
         return self.over_at - self.arrival
 
     @property
     def waiting_s(self) -> float:
-        """Return the part of its completion time on no GPU."""
+        """Return the part of the completion time without a GPU."""
         return self.completion_s - self.running_s
 
 
 @dataclass(frozen=True)
 class GpuSeries:
-    """A GPU over time: from each of `times` on (seconds), until the next, it has so many jobs, bytes in use, SM
-    activity (0 to 1) and watts. The last one is the end."""
+    """A GPU over time: its number of jobs, used bytes, SM activity (0 to 1) and watts from each of `times` (seconds) to
+    the next. The last time is the end."""
 
     index: int
     name: str
@@ -84,7 +84,7 @@ class GpuSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class UserFigures:
-    """A user's jobs: how many are done, and their mean waiting, completion time and slowdown; None where none is."""
+    """A user's done jobs: their number, and mean waiting, completion time and slowdown (None without jobs)."""
 
     user: str
     jobs: int
@@ -96,7 +96,7 @@ class UserFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """A GPU over the whole time: the share in which it has jobs, means of memory (a share), SM activity and power, the
+    """A GPU over the whole time: the share of time with jobs, means of memory (a share), SM activity and power, the
     most memory in use (bytes), the most jobs at once, and the energy."""
 
     index: int
@@ -114,17 +114,16 @@ class GpuFigures:
 class Figures:
     """The figures of a simulation.
 
-    - `total_s`: from the first arrival to the last end.
-    - `waiting_s`, `running_s`, `completion_s`: means over the jobs that are done. A job waits while it is on no GPU,
-      also between two attempts; it runs while it is on one, also in attempts that fail and while it starts. Both make
-      up its completion time. `..._p95` is what 95 % of the jobs stay below.
-    - `slowdown`: the completion time against the work alone: 1 is a job that starts at once and is never slowed down.
-    - `ooms`, `lost`: attempts that ran out of GPU memory, or whose GPU was lost. `failed`: jobs that were given up.
-      `unplaced`: jobs that were not over at the end, because no GPU could take them.
-    - `energy_j` of all GPUs; `smact` and `memory`: means over GPUs and time, 0 to 1; `busy_s`: GPU-seconds with a job.
-    - `fairness`: Jain's index over the users' mean slowdowns: 1 if all are the same, 1/n if one of n has it all.
+    - `total_s`: from the first arrival to the last end. - `waiting_s`, `running_s`, `completion_s`: means over the done
+    jobs. A job waits while it has no GPU, also between two attempts; it runs while it has one, also in attempts that
+    fail and while it starts. The sum is its completion time. `..._p95` is the 95th percentile over the jobs. -
+    `slowdown`: the completion time divided by the work alone: 1 for a job that starts at once and runs at full speed. -
+    `ooms`, `lost`: attempts that ran out of GPU memory, or whose GPU was lost. `failed`: jobs that got no other
+    attempt. `unplaced`: jobs that no GPU could take. - `energy_j` of all GPUs; `smact` and `memory`: means over GPUs
+    and time, 0 to 1; `busy_s`: GPU-seconds with a job. - `fairness`: Jain's index over the users' mean slowdowns: 1 if
+    all are equal, 1/n if one of n users has it all.
 
-    What is not known is None.
+    Unknown figures are None.
     """
 
     jobs: int
@@ -149,7 +148,7 @@ class Figures:
     fairness: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes as a dictionary of plain values."""
+        """Return the attributes as a dictionary of plain values."""
         return asdict(self)
 
     @classmethod
@@ -184,9 +183,9 @@ class SimulationResult:
         return self._summed(-math.inf, math.inf, {name: getattr(self, name) for name in _OF_GPUS})
 
     def figures_between(self, begin: float, end: float) -> Figures:
-        """Return the figures of a part of the time: the jobs that were there, the attempts that ended, and means over
-        the jobs that became done then. `total_s` is the time with jobs. Without series of GPUs, their means and energy
-        are unknown."""
+        """Return the figures of a part of the time: the jobs present, the attempts that ended, and means over the jobs
+        that finished in it. `total_s` is the time with jobs. Without series of GPUs, their means and energy are
+        unknown."""
         if not self.gpus:
             return self._summed(begin, end, dict.fromkeys(_OF_GPUS))
         parts = [_cut(series, begin, end) for series in self.gpus]
@@ -231,7 +230,7 @@ class SimulationResult:
 
     @functools.cached_property
     def users(self) -> list[UserFigures]:
-        """Return a row for each user, in the order of their names."""
+        """Return a row for each user, sorted by name."""
         return _of_users(self.jobs)
 
     @property
@@ -249,12 +248,12 @@ class SimulationResult:
         )
 
     def summary(self) -> dict[str, Any]:
-        """The scenario and the figures as a dictionary of plain values, without single jobs and moments."""
+        """Return the scenario and the figures as a dictionary of plain values, without jobs and series."""
         rows = {"users": [asdict(row) for row in self.users], "per_gpu": [asdict(row) for row in self.per_gpu]}
         return {"scenario": self.scenario.to_dict(), "trace": self.trace, "figures": self.figures.to_dict(), **rows}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as a dictionary of plain values; `from_dict` reads it."""
+        """Return everything as a dictionary of plain values, which `from_dict` reads."""
         jobs = [job._asdict() | {"attempts": [attempt._asdict() for attempt in job.attempts]} for job in self.jobs]
         gpus = [{name: _plain(value) for name, value in vars(series).items()} for series in self.gpus]
         means = {name: getattr(self, name) for name in (*_OF_GPUS, "passes")}
@@ -273,7 +272,7 @@ class SimulationResult:
 
 
 def jain(values: Sequence[float]) -> float | None:
-    """Jain's fairness index: 1 if all values are the same, 1/n if one of n has everything.
+    """Return Jain's fairness index: 1 if all values are equal, 1/n if one of n has everything.
 
     >>> jain([2.0, 2.0]), jain([1.0, 0.0])
     (1.0, 0.5)

@@ -1,4 +1,4 @@
-"""What jobs meet in a simulation: GPUs, the policy and its rules, and the laws of the simulated world."""
+"""The scenario of a simulation: GPUs, the policy and its rules, and the behaviour of the simulated world."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from ullage.units import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """How the simulated GPUs behave; the defaults are what was measured on an H200 and its host. Each part can be
-    switched off, to see what it does.
+    """The behaviour of the simulated GPUs; the defaults were measured on an H200 and its host. You can switch off each
+    part to see its effect.
 
     - `interference`: jobs that share a GPU slow each other down, by the model of `ullage.performance.sharing`.
-    - `interference_error`: drawn once for each job of a set of jobs that share a GPU.
-    - `startup_s`: a kind of jobs may have a time of its own; 0: no job takes any.
-    - `reading_s`: how often placement gets a new reading of a GPU; None: every second, and every 30 s on more than 64.
+    - `interference_error`: the error of predictions, drawn once for each job of a set that shares a GPU.
+    - `startup_s`: the start-up time of jobs, unless their kind has its own; 0: no job has any.
+    - `reading_s`: seconds between readings of a GPU for placement; None: 1 s, and 30 s with more than 64 GPUs.
     - `node_gpus` GPUs fail together, each node once in `node_mtbf_s` seconds on average, for `node_repair_s`.
     """
 
@@ -62,10 +62,10 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One simulation: what jobs meet on `gpus` such as "4xA100-40GB" or "8xH200, 4xT4".
+    """The settings of one simulation, on `gpus` such as "4xA100-40GB" or "8xH200, 4xT4".
 
-    `min_speed` is what all owners want their jobs to keep of their speed; None: they say nothing. `pause_s` is the
-    least time between two passes over the queue, `half_life_s` the time in which what users have used counts half.
+    `min_speed` is the minimum speed of all jobs; None: they have none. `pause_s` is the least time between two passes
+    over the queue, `half_life_s` the half-life of users' usage.
     """
 
     gpus: str
@@ -124,7 +124,7 @@ class Scenario:
 
     @property
     def name(self) -> str:
-        """What it is called in tables: its label, or what is special about it.
+        """Return the name of the scenario in tables: its label, or its distinguishing settings.
 
         >>> Scenario(gpus="4xA100-40GB", policy="magm", estimator="gpumemnet").name
         'magm, gpumemnet, mps'
@@ -132,7 +132,7 @@ class Scenario:
         return self.label or f"{self.policy}, {self.estimator}, {self.sharing}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes as a dictionary of plain values; what cannot be one (`rules.predict`) is left out."""
+        """Return the attributes as a dictionary of plain values, without `rules.predict`, which is a function."""
         fields = asdict(replace(self, rules=replace(self.rules, predict=None)))
         del fields["rules"]["predict"]
         return fields
@@ -144,7 +144,7 @@ class Scenario:
         return cls(**_of(cls, values) | parts)
 
     def but(self, **settings: Any) -> "Scenario":
-        """The same with other settings: its own and those of its parts (rules, recovery, world), each by its name.
+        """Return the scenario with other settings, its own or those of its parts (rules, recovery, world), by name.
 
         >>> Scenario(gpus="H200").but(smact_limit=None, interference=False, seed=3).world.interference
         False
@@ -158,7 +158,7 @@ class Scenario:
         return replace(self, **{name: settings[name] for name in own if name in settings}, **parts)
 
 
-# What `ullage simulate --disable` switches off: a part of the world, and the settings without it.
+# The parts of the world that `ullage simulate --disable` switches off, and the settings without each.
 PARTS_OF_WORLD: dict[str, dict[str, Any]] = {
     "interference": {"interference": False},
     "errors": {"interference_error": 0.0},
@@ -179,15 +179,15 @@ def _of(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in _names(kind) if name in values}
 
 
-# What makes no difference to a policy that gives each job a GPU of its own.
+# Settings without effect on a policy that gives each job its own GPU.
 _OF_SHARING = ("estimator", "sharing", "smact_limit", "free_floor", "margin", "min_speed")
 _SHORT = {"smact_limit": "SMACT {}", "free_floor": "{} free", "margin": "margin {}", "min_speed": "speed {}"}
 _BYTES = ("free_floor", "margin", "fragmentation")
 
 
 def variants(base: Scenario, choices: Mapping[str, Sequence[Any]]) -> list[Scenario]:
-    """Return every combination of choices, each a list of values of a setting. Those that can make no difference are
-    left out: policies that know true memory have no estimator, those that never share have no way of sharing.
+    """Return every combination of choices, each a list of values of a setting. Settings without effect are not varied:
+    the estimator of policies that know true memory, and the way of sharing of those that never share.
 
     >>> found = variants(Scenario(gpus="H200"), {"policy": ["exclusive", "magm"], "estimator": ["ullage", "none"]})
     >>> [scenario.name for scenario in found]

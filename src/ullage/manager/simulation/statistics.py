@@ -1,4 +1,4 @@
-"""Means over seeds, and how sure one can be of them: 95 % confidence intervals by Student's t."""
+"""Means over seeds, with 95 % confidence intervals by Student's t."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of `count` values, and how far the true one is from it with 95 % confidence; of one value: unknown."""
+    """A mean of `count` values, and half the width of its 95 % confidence interval (None for one value)."""
 
     mean: float
     half: float | None
@@ -24,7 +24,7 @@ class Interval:
 
     @property
     def sign(self) -> int:
-        """Return 1 if it lies above 0, -1 if below, 0 if neither is certain."""
+        """Return 1 if the interval is above 0, -1 if it is below, 0 otherwise."""
         if self.low is None or self.high is None:
             return 0
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
@@ -39,13 +39,13 @@ class Interval:
         return cls(mean, student_t(count - 1) * math.sqrt(variance / count), count)
 
     def to_dict(self) -> dict[str, float | int | None]:
-        """The attributes as a dictionary, with both ends."""
+        """Return the attributes as a dictionary, with both ends of the interval."""
         return {"mean": self.mean, "low": self.low, "high": self.high, "count": self.count}
 
 
 def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
-    """Return the change of the mean against values of the same seeds as a ratio of the means; None if that is
-    undefined. Its uncertainty is by the distance of single seeds from the ratio, since seeds may differ tenfold."""
+    """Return the change of the mean against values of the same seeds, as a ratio of the means; None if undefined. Its
+    uncertainty comes from the distances of single seeds from the ratio, since seeds may differ tenfold."""
     whole = math.fsum(base)
     if not whole:
         return None
@@ -57,7 +57,7 @@ def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
 
 @functools.cache
 def student_t(freedom: int) -> float:
-    """The quantile of Student's t that 95 % of its values lie within.
+    """Return the quantile of Student's t that contains 95 % of its values.
 
     >>> round(student_t(4), 3), round(student_t(1000), 3)
     (2.776, 1.962)
@@ -70,7 +70,7 @@ def student_t(freedom: int) -> float:
 
 
 def _within(t: float, freedom: int) -> float:
-    """The probability that |T| < t, by the finite series for whole degrees of freedom."""
+    """Return the probability that |T| < t, by the finite series for integer degrees of freedom."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
     odd = freedom % 2

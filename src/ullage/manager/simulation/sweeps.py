@@ -1,4 +1,4 @@
-"""Many simulations: scenarios on the same traces and seeds, on all cores, summed up with confidence intervals.
+"""Runs scenarios on the same traces and seeds on several cores, and summarizes them with confidence intervals.
 
 wanted = cases(sources, scenarios, seeds=range(10))
 rows = summarize(wanted, run_cases(wanted, workers=8))
@@ -30,7 +30,7 @@ from ullage.manager.simulation.trace import JobTrace
 
 @dataclass(frozen=True)
 class TraceSource:
-    """Where a trace comes from: a file, or `drawn` by `generate_trace` with these arguments, for each seed anew."""
+    """The source of a trace: a file, or the arguments `drawn` of `generate_trace`, which runs again for each seed."""
 
     path: str | None = None
     format: str | None = None
@@ -45,7 +45,7 @@ class TraceSource:
 
     @property
     def name(self) -> str:
-        """What it is called in tables.
+        """Return the name of the source in tables.
 
         >>> TraceSource("traces/philly.csv").name, TraceSource(drawn=(("jobs", 500), ("load", 0.8))).name
         ('philly.csv', '500 drawn jobs')
@@ -54,7 +54,7 @@ class TraceSource:
 
     @functools.cached_property
     def identity(self) -> str:
-        """Return a key of the trace's content, whatever its file's name."""
+        """Return a key of the trace's content, independent of its file's name."""
         digest = hashlib.sha256()
         try:
             for file in [] if self.path is None else sorted(_files(Path(self.path))):
@@ -70,14 +70,14 @@ def _files(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Case:
-    """A simulation to run; the scenario's seed is that of the trace, too."""
+    """A simulation to run. The scenario's seed is also the seed of the trace."""
 
     source: TraceSource
     scenario: Scenario
 
     @property
     def key(self) -> str:
-        """Return a key of the case, whatever its name."""
+        """Return a key of the case, independent of its name."""
         content = json.dumps([self.source.identity, replace(self.scenario, label=None).to_dict()], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
@@ -98,8 +98,8 @@ def cases(sources: Sequence[TraceSource], scenarios: Sequence[Scenario], seeds: 
 
 
 def run_cases(wanted: Sequence[Case], workers: int = 1, cache: Path | None = None) -> Iterator[CaseOutcome]:
-    """Run cases in processes and yield each as it is done, with its error if it fails. Cases in the file `cache` are
-    not run again; new ones are added."""
+    """Run cases in processes and yield each as it is done, with its error if it fails. Cases in the file `cache` do not
+    run again; new ones are added to it."""
     known = {} if cache is None else _cached_figures(cache)
     left = []
     for case in wanted:
@@ -130,7 +130,7 @@ def _read(source: TraceSource, seed: int) -> JobTrace:
 def _in_processes(left: Sequence[Case], workers: int) -> Iterator[CaseOutcome]:
     context = multiprocessing.get_context("spawn")
     waiting = deque(left)
-    busy: dict[Any, tuple[Any, Case]] = {}  # by its end of the pipe: a process, and what it does
+    busy: dict[Any, tuple[Any, Case]] = {}  # process and case by our end of its pipe
 
     def give(pipe: Any, process: Any) -> None:
         case = waiting.popleft()
@@ -191,7 +191,7 @@ def _keep(file: Path, outcome: CaseOutcome) -> None:
         raise InvalidValue(f"cannot write to {file}: {error.strerror}") from None
 
 
-# What it comes to.
+# Summaries.
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _row(group: Sequence[CaseOutcome], base: Sequence[CaseOutcome]) -> SweepRow:
 
 @dataclass(frozen=True)
 class TargetAnswer:
-    """Of scenarios that differ only in GPUs: the first that meets a target, if any, and the last one before it."""
+    """For scenarios that differ only in GPUs: the first that meets a target, if any, and the one before it."""
 
     trace: str
     name: str
@@ -270,7 +270,7 @@ class TargetAnswer:
 
 
 def answers(rows: Sequence[SweepRow], target: Target) -> list[TargetAnswer]:
-    """Return how many GPUs are enough for each scenario on each trace, with every job placed."""
+    """Return how many GPUs each scenario needs on each trace to meet the target, with every job placed."""
     groups: dict[tuple[TraceSource, Scenario], list[SweepRow]] = {}
     for row in rows:
         alike = replace(row.scenario, gpus="", label=None, seed=0)

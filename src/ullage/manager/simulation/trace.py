@@ -1,4 +1,4 @@
-"""What a simulation is given: jobs, when they come, what they need and how long they work."""
+"""The input of a simulation: jobs, with their arrivals, needs and work."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from ullage.performance.result import Utilization
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Phase:
-    """A part of a job: starting, warming up, working, evaluating, saving. Alone it takes `seconds`, or for None, the
-    job's work. A phase that does not use the GPU slows nobody, and nobody slows it. `alone` is its activity by GPU;
-    empty: that of the job's kind. A job takes its memory in the first phase that holds it, and keeps it.
+    """A part of a job: starting, warming up, working, evaluating, saving. Alone it takes `seconds` or, if None, the
+    job's work. A phase that does not use the GPU neither slows others nor is slowed by them. `alone` is its activity by
+    GPU; empty: that of the job's kind. A job allocates its memory in the first phase with `holds_memory`, and keeps it.
 
     >>> Phase("saving", 2.0, holds_memory=True).uses_gpu
     False
@@ -37,7 +37,7 @@ class JobKind:
     """The kind of a job, shared by many.
 
     `memory` is its true peak on each GPU in bytes, as in `nvidia-smi`. `alone` is its activity alone by GPU,
-    `estimates` are bytes by estimator (None: no answer). Without `phases` a job works after the usual start-up time.
+    `estimates` are bytes by estimator (None: no estimate). Without `phases` a job works after the usual start-up time.
 
     >>> JobKind("resnet50 b64", memory=8 << 30).estimates
     {}
@@ -58,8 +58,8 @@ class JobKind:
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """A job of a trace: it comes at `arrival` and has `work_s` seconds of work on `gpus` GPUs that it has to itself.
-    `submitted` is its place in the queue, if it could start only later than that, such as after its estimate.
+    """A job of a trace: it arrives at `arrival` and has `work_s` seconds of work when alone on its `gpus` GPUs.
+    `submitted` decides its place in the queue, if it could only start later, such as after its estimate.
 
     >>> TraceJob(1, 0.0, JobKind("resnet50 b64", memory=8 << 30), work_s=600.0).gpus
     1
@@ -83,8 +83,8 @@ class TraceJob:
 
 @dataclass(frozen=True)
 class JobTrace:
-    """Jobs in the order of arrival. `notes` are assumptions. `gpu` is the GPU to which their work refers; None: it is
-    the same on all."""
+    """Jobs in the order of arrival. `notes` are assumptions. `gpu` is the GPU to which their work refers; None: their
+    work is the same on all."""
 
     name: str
     jobs: Sequence[TraceJob]
@@ -93,5 +93,5 @@ class JobTrace:
 
     @property
     def kinds(self) -> list[JobKind]:
-        """Return the kinds of its jobs, each once, in the order of arrival."""
+        """Return the kinds of the jobs, each once, in order of arrival."""
         return list({id(job.kind): job.kind for job in self.jobs}.values())

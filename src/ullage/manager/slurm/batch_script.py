@@ -1,4 +1,4 @@
-"""Reads a batch script: what it asks of Slurm, what it tells Ullage, and which training it runs."""
+"""Reads a batch script: its options for Slurm, its hints for Ullage, and the training that it runs."""
 
 import os
 import re
@@ -38,7 +38,7 @@ NO_HINTS = Hints()
 
 @dataclass(frozen=True)
 class BatchTraining:
-    """A Python script as a batch script runs it. `ranks` are the options of its estimate, and `on_each_gpu` counts the
+    """A Python script as a batch script runs it. `ranks` has the options of its estimate; `on_each_gpu` counts the
     ranks that share a GPU."""
 
     command: ScriptCommand
@@ -114,7 +114,7 @@ def read_batch(
 
 
 def exported(environment: Mapping[str, str], export: str | None) -> dict[str, str]:
-    """The variables that a job gets by sbatch's option `--export`; those that every login has are always there.
+    """Return the variables that sbatch's option `--export` gives a job; it always gets those of every login.
 
     >>> exported({"PATH": "/bin", "LR": "1", "SEED": "2"}, "SEED,LR='0.1,0.2'")
     {'PATH': '/bin', 'SEED': '2', 'LR': '0.1,0.2'}
@@ -133,7 +133,7 @@ def exported(environment: Mapping[str, str], export: str | None) -> dict[str, st
 
 
 def _slurm_variables(options: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the variables that Slurm sets in a job, as far as they are known before."""
+    """Return the variables that Slurm sets in a job, as far as they are known in advance."""
     tasks, nodes = map(str, tasks_and_nodes(options))
     index = first_number(options.get("array", ""))
     variables = {
@@ -215,7 +215,7 @@ def _training(
 
 
 def read_hints(text: str) -> Hints:
-    """The `#ULLAGE` lines of a script.
+    """Return the hints in the `#ULLAGE` lines of a script.
 
     >>> read_hints("#!/bin/bash\\n#ULLAGE gpu=A100-40GB exclusive\\n#ULLAGE memory=12GiB")
     Hints(gpu='A100-40GB', memory=12884901888, exclusive=True, estimate=True, network=False, min_speed=None)

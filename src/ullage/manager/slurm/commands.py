@@ -1,4 +1,4 @@
-"""Slurm's commands, run as this user, with plain answers. Each has a time limit, since a controller may be down."""
+"""Runs Slurm's commands as this user. Each has a time limit, since a controller may be down."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Gres:
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node, its GPUs and into how many shards each of them is divided (0: GPUs are not shared)."""
+    """A node, its GPUs, and the number of shards of each GPU (0: GPUs are not shared)."""
 
     name: str
     state: str
@@ -97,13 +97,13 @@ def run(*words: str, limit: float = LIMIT, environment: Mapping[str, str] | None
 
 
 def submit(words: Sequence[str], environment: Mapping[str, str] | None = None, script: str = "") -> int:
-    """`sbatch WORDS`: the number of the new job. `script`: its text, where no word names a file."""
+    """Run `sbatch WORDS`, and return the number of the new job. `script` is its text if no word names a file."""
     printed = run("sbatch", "--parsable", *words, environment=environment, text=script)
     return int(printed.strip().splitlines()[-1].split(";")[0])
 
 
 def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
-    """Return the jobs that Slurm knows, also recently finished ones, of all users or of this one."""
+    """Return the jobs that Slurm knows, including recently finished ones, of all users or of this one."""
     words = ["squeue", "--json", "--states=all"]
     words += [f"--jobs={','.join(map(str, numbers))}"] if numbers else []
     words += [] if everybody else ["--me"]
@@ -112,7 +112,7 @@ def jobs(numbers: Sequence[int] = (), everybody: bool = True) -> list[SlurmJob]:
         data, errors = answer["jobs"], answer.get("errors")
     except (ValueError, KeyError):
         raise SlurmFailed("squeue --json printed no JSON: Slurm 21.08 or newer is needed") from None
-    if errors and not data:  # it exits with 0 where nobody answers
+    if errors and not data:  # it exits with 0 even without an answer
         raise SlurmFailed(
             f"squeue failed: {errors[0].get('description')}; does 'scontrol ping' say that slurmctld is up?"
         )
@@ -138,7 +138,7 @@ def version() -> tuple[int, ...]:
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """The resources of a list such as Slurm writes and reads.
+    """Parse a list of resources as Slurm writes it.
 
     >>> parse_gres("gres:gpu:a100:4(S:0-1),shard:160(IDX:0)")
     (Gres(name='gpu', type='a100', count=4), Gres(name='shard', type=None, count=160))
@@ -163,7 +163,7 @@ def _count(text: str) -> int | None:
 
 
 def write_comment(values: dict[str, Any], own: str = "") -> str:
-    """Write plain values behind what the user wrote in a job's comment, where Slurm keeps them.
+    """Return a job's comment with plain values after the user's own text; Slurm stores the comment.
 
     >>> write_comment({"upper": 5, "shards": 1}, "night run")
     'night run ullage:{"upper":5,"shards":1}'
@@ -173,7 +173,7 @@ def write_comment(values: dict[str, Any], own: str = "") -> str:
 
 
 def read_comment(comment: str) -> dict[str, Any] | None:
-    """The values that `write_comment` was given; `None` if the comment has none.
+    """Return the values that `write_comment` put into a comment; `None` if it has none.
 
     >>> read_comment('night run ullage:{"upper":5}'), read_comment("night run")
     ({'upper': 5}, None)
@@ -220,8 +220,8 @@ def _job(data: dict[str, Any]) -> SlurmJob:
     )
 
 
-# Releases of Slurm differ: 22.05 writes 7, "RUNNING" and a wait status; later ones {"set": true, "number": 7},
-# ["RUNNING"] and {"return_code": ...}.
+# Slurm 22.05 writes 7, "RUNNING" and a wait status; later releases write {"set": true, "number": 7}, ["RUNNING"] and
+# {"return_code": ...}.
 def _number(data: Any) -> int:
     return int((data.get("number") if isinstance(data, dict) else data) or 0)
 

@@ -1,4 +1,4 @@
-"""What a site adds to its Slurm so that jobs share GPUs by memory: lines of slurm.conf and gres.conf, and files."""
+"""Writes the lines of slurm.conf and gres.conf, and the files, with which a site lets jobs share GPUs by memory."""
 
 import os
 import re
@@ -36,7 +36,7 @@ class NodeGroup:
 
     @property
     def shards_per_gpu(self) -> int:
-        """One for each GiB that programs can get."""
+        """Return the number of shards of a GPU: one for each GiB that programs can use."""
         return self.gpu.usable // GIB
 
     @property
@@ -45,7 +45,7 @@ class NodeGroup:
 
 
 def node_group(text: str) -> NodeGroup:
-    """Nodes and their GPUs as a person writes them.
+    """Parse nodes and their GPUs as a user writes them.
 
     >>> group = node_group("n[1-3]=4xA100-40GB")
     >>> group.nodes, group.count, group.type, group.shards
@@ -61,7 +61,7 @@ def node_group(text: str) -> NodeGroup:
 
 
 def this_node() -> NodeGroup:
-    """This machine with the GPUs that NVML finds."""
+    """Return this machine with the GPUs that NVML finds."""
     cards = local_gpus()
     if not cards:
         raise InvalidValue(
@@ -72,7 +72,7 @@ def this_node() -> NodeGroup:
 
 
 def slurm_conf(groups: Sequence[NodeGroup], sharing: str, folder: str) -> str:
-    """Lines for slurm.conf. What a node has besides its GPUs is left to the site."""
+    """Return lines for slurm.conf. They describe only the GPUs of nodes; the site adds the rest."""
     lines = [
         "GresTypes=gpu,shard",
         "SelectType=select/cons_tres",
@@ -103,7 +103,7 @@ def gres_conf(groups: Sequence[NodeGroup]) -> str:
 
 
 def site_toml(groups: Sequence[NodeGroup], sharing: str) -> str:
-    """The file that says which GPUs Slurm's types are."""
+    """Return the file that names the GPU model of each of Slurm's types."""
     lines = [f'sharing = "{sharing}"', "", "[gpus]"]
     lines += dict.fromkeys(f'"{each.type}" = "{each.gpu.name}"' for each in groups)
     return "\n".join(lines) + "\n"
@@ -112,8 +112,8 @@ def site_toml(groups: Sequence[NodeGroup], sharing: str) -> str:
 def files(
     groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str = "/etc/slurm", systemd: str | None = None
 ) -> dict[str, str]:
-    """All files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own files. With
-    `systemd`, a folder that all nodes share, there is a unit for the watcher."""
+    """Return all files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own
+    files. With `systemd`, a folder that all nodes share, they include a unit for the watcher."""
     if sharing not in HOWS:
         raise InvalidValue(f"--sharing must be {' or '.join(HOWS)}, got {sharing!r}")
     if systemd is not None and not re.fullmatch(r"/[^\s\"'\\$]*", systemd):
@@ -123,7 +123,7 @@ def files(
     largest = max((each.gpu for each in groups), key=lambda card: card.usable)
     beside = Path(sys.executable).parent / "ullage"
     values = {
-        "ULLAGE": str(beside) if beside.exists() else f"{sys.executable} -m ullage",  # by which all users reach it
+        "ULLAGE": str(beside) if beside.exists() else f"{sys.executable} -m ullage",  # a path that works for all users
         "SHARDS": "{" + ", ".join(f'["{name}"] = {count}' for name, count in most.items()) + "}",
         "GPUS": str(max(each.count for each in groups)),
         "MEMORY": str(largest.usable),
@@ -148,7 +148,7 @@ def _filled(name: str, values: Mapping[str, str]) -> str:
 
 
 def write_files(contents: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write files into a folder. If one of them is there already, none is written."""
+    """Write files into a folder. If one of them exists, write none."""
     there = [name for name in contents if (folder / name).exists()]
     if there:
         raise InvalidValue(f"{folder} has {', '.join(there)} already; nothing was written. Name an empty folder")

@@ -1,5 +1,5 @@
-"""The ends of a job's outputs, from its files or as the epilog kept them on the node. A restarted job may append to
-its files, so the last run's end is recognised by its last bytes."""
+"""The ends of a job's outputs, from its files or from copies that the epilog made on the node. A restarted job may
+append to its files, so the end of the previous run is recognised by its last bytes."""
 
 import contextlib
 import json
@@ -14,20 +14,20 @@ from ullage.manager.slurm import commands
 from ullage.manager.slurm.commands import SlurmJob
 
 _TAIL = 1 << 16  # bytes
-_MARK = 256  # bytes by which a place in a file is known again
-ENDED = "ended"  # the folder, in that of the epilog
+_MARK = 256  # bytes that identify a place in a file
+ENDED = "ended"  # folder of the copies, below the epilog's folder
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The last bytes of a file, how long it is, and when it was written to last, in seconds since 1970."""
+    """The last bytes of a file, its size, and the time of the last write in seconds since 1970."""
 
     size: int
     tail: bytes
     changed: int
 
     def since(self, size: int, mark: bytes, started: int) -> bytes:
-        """What a run that began then has printed, given the size of the file before it, and its last bytes then.
+        """Return the output of a run that began at `started`, given the size and the last bytes of the file before it.
 
         >>> Stream(9, b"old error", 5).since(4, b"old ", 3)  # appended
         b'error'
@@ -43,14 +43,14 @@ class Stream:
 
 
 def read_streams(job: SlurmJob, spool: Path | None = None) -> list[Stream]:
-    """The ends of a job's outputs, those of errors last."""
+    """Return the ends of a job's outputs, standard error last."""
     files = [] if spool is None else sorted((spool / ENDED).glob(f"{job.id}.{job.restarts}.*"))
     streams = [stream for file in files if (stream := _ended_stream(file)) is not None]
     return streams or [stream for path in _paths(job) if (stream := _of_file(path)) is not None]
 
 
 def forget_kept(spool: Path, jobs: Collection[int]) -> None:
-    """Remove what the epilog kept of these jobs."""
+    """Remove the epilog's copies of the outputs of these jobs."""
     names = {str(job) for job in jobs}
     for file in (spool / ENDED).glob("*.*"):
         if file.name.split(".")[0] in names:
@@ -59,7 +59,7 @@ def forget_kept(spool: Path, jobs: Collection[int]) -> None:
 
 
 def text_of(streams: Sequence[Stream], before: str | None = None, started: int = 0) -> str:
-    """Return the text that a run has printed, given its start and the marks of the run before it (`marks_of`)."""
+    """Return the text that a run has printed, given its start and the marks (`marks_of`) of the run before it."""
     marks = [(size, bytes.fromhex(mark)) for size, mark in json.loads(before or "[]")]
     parts = []
     for place, stream in enumerate(streams):
@@ -69,19 +69,19 @@ def text_of(streams: Sequence[Stream], before: str | None = None, started: int =
 
 
 def marks_of(streams: Sequence[Stream]) -> str:
-    """Where outputs ended, as JSON."""
+    """Return the marks of the ends of outputs, as JSON."""
     return json.dumps([(stream.size, stream.tail[-_MARK:].hex()) for stream in streams])
 
 
 def _paths(job: SlurmJob) -> list[str]:
-    """The files, as Slurm has filled in their names; the one of errors last."""
+    """Return the output files, with the names that Slurm has filled in, standard error last."""
     shown = commands.run("scontrol", "--oneliner", "show", "job", str(job.id))
     matches = [re.search(rf" {name}=(.*?)(?= \w+=| *$)", shown, re.M) for name in ("StdOut", "StdErr")]
     return list(dict.fromkeys(match[1] for match in matches if match and match[1] != "/dev/null"))
 
 
 def _of_file(path: str) -> Stream | None:
-    """Of a plain file; nothing else is read, for it might never end."""
+    """Return the end of a regular file; nothing else is read, since reading might never end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -97,7 +97,7 @@ def _of_file(path: str) -> Stream | None:
 
 
 def _ended_stream(file: Path) -> Stream | None:
-    """Of the epilog: a line with the size of the file and when it was written to, and its last bytes."""
+    """Return the end in a copy of the epilog: a line with the file's size and write time, then its last bytes."""
     try:
         line, _, tail = file.read_bytes()[: _TAIL + 64].partition(b"\n")
     except OSError:

@@ -1,4 +1,4 @@
-"""The watcher's memory of runs and decisions: an SQLite file, written before each action by one process."""
+"""The watcher's record of runs and decisions: an SQLite file, which one process writes before each action."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ CREATE INDEX runs_by_age ON runs (decided);
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run of a job of Slurm's, which is over. `step` says how far what was decided is done."""
+    """A finished run of a Slurm job. `step` is the last completed step of its restart."""
 
     job: int
     started: int
@@ -58,7 +58,7 @@ class RunRecord:
 
     @property
     def again(self) -> bool:
-        """Whether the job is to be started again."""
+        """Whether the job must be started again."""
         return self.next_gres is not None
 
 
@@ -66,7 +66,7 @@ _COLUMNS = tuple(each.name for each in dataclasses.fields(RunRecord))
 
 
 class RunStore:
-    """The runs in a file. Writing takes its lock, which a process keeps until it ends, however it does."""
+    """The runs in a file. A writer locks it until `close` or the end of its process."""
 
     def __init__(self, file: Path, writes: bool = False) -> None:
         self.file = file
@@ -98,7 +98,7 @@ class RunStore:
                 self._connection.executescript(f"BEGIN; {_TABLE} PRAGMA user_version = {_VERSION}; COMMIT;")
 
     def close(self) -> None:
-        """Let go of the file; of its lock too."""
+        """Close the file and release its lock."""
         self._connection.close()
         if hasattr(self, "_lock"):
             os.close(self._lock)
@@ -107,27 +107,27 @@ class RunStore:
         return [*self._read("WHERE job = ? ORDER BY started", job)]
 
     def unfinished(self) -> list[RunRecord]:
-        """Runs after which the job is to be started again, and is not yet."""
+        """Return the runs whose jobs must still be started again."""
         return [*self._read("WHERE step IN (?, ?, ?, ?)", DECIDED, HELD, UPDATED, LET_GO)]
 
     def newest(self, limit: int) -> list[RunRecord]:
-        """The runs that ended last, the newest first."""
+        """Return the last runs, newest first."""
         return [*self._read("ORDER BY decided DESC LIMIT ?", limit)]
 
     def _read(self, rest: str, *values: object) -> Iterator[RunRecord]:
-        with contextlib.suppress(sqlite3.OperationalError):  # a file that was made a moment ago has no table yet
+        with contextlib.suppress(sqlite3.OperationalError):  # a new file has no table yet
             for row in self._connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM runs {rest}", values):
                 yield RunRecord(**dict(row))
 
     def add(self, run: RunRecord) -> None:
-        """Keep a run; on disk when this returns. Those of long ago go."""
+        """Store a run on disk, and delete old ones."""
         with self._connection:
             columns = f"({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
             self._connection.execute(f"INSERT INTO runs {columns}", vars(run))
             self._connection.execute("DELETE FROM runs WHERE decided < ?", (run.decided - _KEPT,))
 
     def step(self, run: RunRecord, step: str, text: str | None = None) -> RunRecord:
-        """The run one step further; on disk when this returns."""
+        """Store the next step of a run on disk, and return the changed run."""
         next_text = run.next_text if text is None else text
         done = dataclasses.replace(run, step=step, next_text=next_text, changed=time.time())
         with self._connection:

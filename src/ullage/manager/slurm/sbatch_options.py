@@ -1,4 +1,4 @@
-"""The options of a job in its batch script and on the command line of sbatch, and what it asks for with them."""
+"""Reads the options of a job, from its batch script and sbatch's command line, and the GPUs that it requests."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
 def with_options(words: Sequence[str], added: Sequence[str]) -> list[str]:
-    """A command line of sbatch with more options, which count more than those that it has.
+    """Return a command line of sbatch with more options, which override those that it has.
 
     >>> with_options(["--gpus=1", "job.sh", "--lr", "1"], ["--gpus=0"])
     ['--gpus=1', '--gpus=0', 'job.sh', '--lr', '1']
@@ -24,7 +24,7 @@ def with_options(words: Sequence[str], added: Sequence[str]) -> list[str]:
 
 
 def read_directives(text: str) -> dict[str, str]:
-    """The options in the `#SBATCH` lines of a batch script, which sbatch reads up to the first command.
+    """Return the options in the `#SBATCH` lines of a batch script, which sbatch reads up to the first command.
 
     >>> read_directives("#!/bin/bash\\n#SBATCH -n 2 --gres=gpu:1  # one\\n\\necho\\n#SBATCH -n 3")
     {'ntasks': '2', 'gres': 'gpu:1'}
@@ -43,17 +43,17 @@ def read_directives(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class GpuRequest:
-    """The GPUs that a job asks for on each of its nodes, of which type, and how many nodes; or shards by itself."""
+    """The GPUs that a job requests on each of its nodes, their type, and the number of nodes; or its own shards."""
 
     per_node: int | None = None
     type: str | None = None
     nodes: int = 1
     shards: int | None = None
-    options: tuple[str, ...] = ()  # of sbatch that say so
+    options: tuple[str, ...] = ()  # the options of sbatch that request them
 
 
 def gpu_request(values: Mapping[str, str]) -> GpuRequest:
-    """What the options of a job say about GPUs; `per_node` is `None` where they say nothing.
+    """Return the GPUs that the options of a job request; `per_node` is `None` if they request none.
 
     >>> gpu_request({"gpus": "a100:4", "nodes": "2"})
     GpuRequest(per_node=2, type='a100', nodes=2, shards=None, options=('gpus',))

@@ -1,5 +1,5 @@
-"""Follows a shell script without running it: each program with its words, variables and folder. What only the running
-script knows, such as `$(curl ...)`, is `Unknown`."""
+"""Follows a shell script without running it: yields each program with its words, variables and folder. Values that only
+the running script knows, such as `$(curl ...)`, are `Unknown`."""
 
 import contextlib
 import fnmatch
@@ -14,8 +14,8 @@ from ullage.estimation.jobs.launchers import launched
 from ullage.manager.slurm.shell_words import ShellState, Unknown, Value, fields, joined, parse, single, test, text_of
 from ullage.sandbox.conda import in_conda
 
-_DEEPEST = 8  # files, functions and words of `eval` inside each other
-_LONGEST_LOOP = 64  # rounds
+_DEEPEST = 8  # nested files, functions and `eval`
+_LONGEST_LOOP = 64  # iterations to follow
 _MOST_PROGRAMS = 2000
 _SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 _CONDA = ("conda", "mamba", "micromamba")
@@ -23,7 +23,7 @@ _CONDA = ("conda", "mamba", "micromamba")
 
 @dataclass(frozen=True)
 class Program:
-    """A program that a script would run. `at_once`: the script goes on while it runs."""
+    """A program that a script would run. `at_once`: it runs in the background."""
 
     words: tuple[str, ...]
     environment: Mapping[str, str]
@@ -37,13 +37,13 @@ class _End(Exception):
 
 
 class _Return(_End):
-    """A function, or a file that was read into the script, ends here."""
+    """A function or a sourced file ends here."""
 
 
 def programs_of(
     text: str, environment: Mapping[str, str], folder: str, arguments: Sequence[str] = ()
 ) -> tuple[list[Program], list[str]]:
-    """The programs that a script would run, in their order, and notes about what was not followed.
+    """Return the programs that a script would run, in order, and notes about parts that were not followed.
 
     >>> found, notes = programs_of("cd /data; for lr in 1 2; do python train.py --lr $lr; done", {}, "/")
     >>> [(program.words, program.folder) for program in found]
@@ -89,7 +89,7 @@ class _Reader:
                 self._statement(node, state)
 
     def _apart(self, node: Any, state: ShellState) -> None:
-        """In a shell of its own, whose changes are lost."""
+        """Follow a statement in a subshell, whose changes are lost."""
         with contextlib.suppress(_End):
             self._statement(node, state.copy())
 
@@ -99,7 +99,7 @@ class _Reader:
             follow(node, state)
 
     def _follow_list(self, node: Any, state: ShellState) -> None:
-        """`a && b`, `a || b`: programs are taken to do what they should."""
+        """Follow `a && b` or `a || b`; programs are assumed to succeed."""
         left, operator, right = node.children[0], node.children[1].type, node.children[-1]
         verdict = self._judged(left, state)
         wanted = operator == "&&"
@@ -134,7 +134,7 @@ class _Reader:
         self._conditional(node, list(node.children), state)
 
     def _conditional(self, node: Any, children: list[Any], state: ShellState) -> None:
-        """`if` and `elif`: the condition is before `then`, what follows from it up to the next clause."""
+        """Follow `if` or `elif`: the condition before `then`, and the body up to the next clause."""
         then = next(place for place, child in enumerate(children) if child.type == "then")
         later = [child for child in children[then + 1 :] if child.type in ("elif_clause", "else_clause")]
         body = [child for child in children[then + 1 :] if child not in later and child.type != "fi"]
@@ -184,7 +184,7 @@ class _Reader:
             self._statement(body, state)
 
     def _follow_while_statement(self, node: Any, state: ShellState) -> None:
-        """Followed once, with everything unknown that a round may have changed."""
+        """Follow the body once; all variables that an iteration may change are unknown."""
         for name in _assigned(node):
             state.variables[name] = Unknown(f"${name}")
         self._branches([lambda mine: self._statement(node.children[-1], mine), lambda mine: None], state)
@@ -192,7 +192,7 @@ class _Reader:
     _follow_c_style_for_statement = _follow_while_statement
 
     def _branches(self, ways: Sequence[Callable[[ShellState], None]], state: ShellState) -> None:
-        """All ways that the script may go; what is not the same after each of them is unknown."""
+        """Follow all possible branches; values that differ after them are unknown."""
         ends = []
         for way in ways:
             mine = state.copy()
@@ -212,8 +212,8 @@ class _Reader:
         state.functions = {name: body for end in ends for name, body in end.functions.items()}
 
     def _judged(self, node: Any, state: ShellState, sure: bool = False) -> bool | None:
-        """Judge a condition; `None` if only the running script knows. Programs are assumed to succeed, unless one must
-        be `sure`."""
+        """Evaluate a condition; `None` if only the running script knows. Programs are assumed to succeed, except with
+        `sure`."""
         if node.type == "negated_command":
             verdict = self._judged(node.children[-1], state, sure)
             return None if verdict is None else not verdict
@@ -287,7 +287,7 @@ class _Reader:
             if child.type == "variable_name":
                 state.variables.pop(text_of(child), None)
 
-    # Programs and what is built into the shell
+    # Programs and shell builtins
 
     def _follow_command(self, node: Any, state: ShellState) -> None:
         words: list[str] = []
@@ -328,7 +328,7 @@ class _Reader:
             self._external(words, line, mine)
 
     def _external(self, words: list[str], line: int, state: ShellState) -> None:
-        """A program; if it is a shell or a script of one, what that runs, by the launchers that are before it."""
+        """Add a program or, if it runs a shell script, that script's programs, with the launchers before them."""
         launch = launched(words)
         before, program = words[: len(words) - len(launch.words)], list(launch.words)
         inner = self._shell_script(program, state) if program and launch.refusal is None else None
@@ -412,7 +412,7 @@ class _Reader:
             self._activate_conda(rest[1], state)
         elif name == "activate" and os.path.basename(os.path.dirname(rest[0])) == "bin":
             self._activate(os.path.dirname(os.path.dirname(rest[0])) or ".", rest[0], state)
-        elif name != "conda.sh":  # which defines `conda activate` and sets nothing
+        elif name != "conda.sh":  # conda.sh defines `conda activate` and sets nothing
             text = self._file(rest[0], state)
             if text is None:
                 self.notes.append(f"'source {rest[0]}' was not followed: there is no such file here")

@@ -1,7 +1,7 @@
-"""The words of a shell script: what Bash makes of quotes and variables, and whether a test holds.
+"""Expands the words of a shell script as Bash does, and evaluates its tests.
 
-Bash expands the words. It gets the variables that they name, can start no program but the few that only print, and may
-write nothing. A word that depends on anything else is `Unknown`.
+Bash itself expands the words. It gets the variables that they name, can only start a few programs that print, and
+cannot write. A word that depends on anything else is `Unknown`.
 """
 
 import fnmatch
@@ -20,7 +20,7 @@ from ullage.errors import MissingPackage
 
 
 class Unknown(str):
-    """A word that only the running script knows; its text is how the script writes it."""
+    """A word whose value only the running script knows; its text is the source in the script."""
 
 
 _FILE_TESTS = {"-f": os.path.isfile, "-d": os.path.isdir} | dict.fromkeys(("-e", "-r", "-s", "-x"), os.path.exists)
@@ -28,17 +28,17 @@ Value = str | tuple[str, ...]  # of a variable; a tuple is an array
 
 _PRINTING = ("basename", "dirname", "readlink", "realpath", "seq", "whoami")  # programs that only print
 _HARMLESS = re.compile(rf"(?:pwd|hostname|whoami|(?:date|echo|{'|'.join(_PRINTING)})\s.*)", re.S)
-# Bash formats the date: the program of that name can set the clock. Other arguments name a command that is not there.
+# Bash formats the date, since the program `date` can set the clock. Other arguments run a command that does not exist.
 _DATE = 'date() { case "$#$1" in *%N*) date-of-now ;; 1+*) printf "%(${1#+})T" -1 ;; *) date-of-now ;; esac; }'
 _PLAIN = re.compile(r"[\w./:=,@%+-]+")  # text that Bash leaves as it is
-_SECONDS, _KIB = 5.0, 400_000  # time and memory for one expansion
-_OWN = b"_ullage_"  # before the names of variables, so that none is one of Bash's own
-_AT_RUN_TIME = re.compile(r"\$|!|-|0|RANDOM|SECONDS|SLURM\w*|BASH\w*")  # that only the running script has
+_SECONDS, _KIB = 5.0, 400_000  # limits of time and memory for one expansion
+_OWN = b"_ullage_"  # prefix of variables, so that none is one of Bash's own
+_AT_RUN_TIME = re.compile(r"\$|!|-|0|RANDOM|SECONDS|SLURM\w*|BASH\w*")  # variables that only the running script has
 
 
 @dataclass
 class ShellState:
-    """What a shell knows at one place of a script. `folder` is `None` where it is not known."""
+    """The state of a shell at one place of a script. `folder` is `None` if unknown."""
 
     variables: dict[str, Value]
     exported: set[str]
@@ -56,7 +56,7 @@ class ShellState:
         return {name: value for name, value in known if isinstance(value, str) and not isinstance(value, Unknown)}
 
     def knows(self, name: str) -> bool:
-        """Whether the value of a variable, or that it has none, is known."""
+        """Whether it is known which value a variable has, or that it has none."""
         value = self.variables.get(name)
         if value is None:
             return not _AT_RUN_TIME.fullmatch(name)
@@ -78,12 +78,12 @@ def text_of(node: Any) -> str:
 
 
 def fields(node: Any, state: ShellState) -> list[str]:
-    """Return the words that one becomes when Bash splits it and matches files."""
+    """Return the words into which Bash splits a word, with matching files."""
     return _expanded(node, state, b'for value in %s; do printf "%%s\\0" "$value"; done')
 
 
 def single(node: Any, state: ShellState) -> str:
-    """Return the value of a word that is not split, as behind `=`."""
+    """Return the value of a word without splitting, as after `=`."""
     return _expanded(node, state, b'value=%s; printf "%%s\\0" "$value"')[0]
 
 
@@ -108,7 +108,7 @@ class _Unknowable(Exception):
 
 
 def _references(node: Any, state: ShellState, numeric: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield where a word names variables, and which. Bash evaluates those in numbers, so they must hold numbers."""
+    """Yield the places and names of variables in a word. In arithmetic, they must hold numbers."""
     kind, text = node.type, text_of(node)
     indirect = kind == "expansion" and re.match(r"\$\{!|.*@\w\}$", text)
     if indirect or kind == "process_substitution" or kind == "command_substitution" and not _only_prints(node, state):
@@ -116,7 +116,7 @@ def _references(node: Any, state: ShellState, numeric: bool = False) -> Iterator
     references = [(0, text)] if kind in ("variable_name", "special_variable_name") else []
     if kind == "word" and node.parent.type == "subscript" and text.isidentifier():
         references = [(0, text)]
-    elif kind == "regex":  # a pattern, whose variables are not in the tree
+    elif kind == "regex":  # variables in a pattern are not in the tree
         references = [(match.start(1), match[1].decode()) for match in re.finditer(rb"\$\{?(\w+)", node.text)]
     for place, name in references:
         if not state.knows(name) or numeric and not re.fullmatch(r"\s*-?\d*\s*", str(state.variables.get(name, ""))):
@@ -128,7 +128,7 @@ def _references(node: Any, state: ShellState, numeric: bool = False) -> Iterator
 
 
 def _only_prints(node: Any, state: ShellState) -> bool:
-    """Whether `$(command)` is one of the few commands that only print, and print the same here."""
+    """Whether `$(command)` is one of the few commands that only print, with the same result here."""
     inside = [child for child in node.children if child.is_named]
     simple = len(inside) == 1 and inside[0].type == "command" and state.folder is not None
     return simple and _HARMLESS.fullmatch(text_of(inside[0])) is not None
@@ -136,7 +136,7 @@ def _only_prints(node: Any, state: ShellState) -> bool:
 
 @functools.cache
 def _confined() -> str:
-    """Return the lines after which Bash can start no program but those that only print, and can write no file."""
+    """Return the lines after which Bash can only start programs that print, and cannot write files."""
     programs = {name: shutil.which(name, path=os.defpath) for name in _PRINTING}
     known = [f"hash -p {path} {name}" for name, path in programs.items() if path is not None]
     limits = f"ulimit -v {_KIB}; shopt -s extglob; enable -n kill; hostname() {{ echo $HOSTNAME; }}"
@@ -166,7 +166,7 @@ def _printed(script: bytes, names: set[str], state: ShellState) -> list[str]:
 
 
 def test(node: Any, state: ShellState) -> bool | None:
-    """Judge `[ ... ]` and `[[ ... ]]` with one simple expression in it; `None` if only the running script knows."""
+    """Evaluate `[ ... ]` or `[[ ... ]]` with one simple expression; `None` if only the running script knows."""
     inside = [child for child in node.children if child.is_named]
     return _expression(inside[0], state) if len(inside) == 1 else None
 
@@ -214,7 +214,7 @@ def _comparison(node: Any, state: ShellState) -> bool | None:
         left, right = int(first), int(second)
     except ValueError:
         return None
-    # The name of a comparison is that of Python's function: -eq, -ne, -lt, -le, -gt, -ge.
+    # Bash's comparisons have the names of Python's functions: -eq, -ne, -lt, -le, -gt, -ge.
     return getattr(operator, sign[1:])(left, right) if re.fullmatch("-(eq|ne|[lg][te])", sign) else None
 
 

@@ -15,12 +15,12 @@ from ullage.units import GIB
 
 SITE_FILE = "ullage.toml"  # next to slurm.conf
 HOWS = ("mps", "timeslice")
-_COUNTS_GPUS = (23, 11, 5)  # "Fix issue where you could have a gpu allocated as well as a shard on that gpu", it says
+_COUNTS_GPUS = (23, 11, 5)  # its notes: "Fix issue where you could have a gpu allocated as well as a shard on that gpu"
 
 
 @dataclass(frozen=True)
 class GpuKind:
-    """GPUs of one type: what Slurm calls it, the GPU, how many shards one has, and how many a node has at most."""
+    """GPUs of one type: Slurm's name for it, the model, the shards of each GPU, and the most GPUs of a node."""
 
     type: str | None
     gpu: GPU
@@ -29,17 +29,17 @@ class GpuKind:
 
     @property
     def shard(self) -> float:
-        """Bytes of a shard: all shards of a GPU are all of its memory."""
+        """Return the bytes of a shard; all shards of a GPU make up all of its memory."""
         return self.gpu.usable / self.shards if self.shards else float(self.gpu.usable)
 
     def shards_for(self, memory: int) -> int:
-        """How many shards are at least so many bytes."""
+        """Return the fewest shards that hold `memory` bytes."""
         return max(1, -int(-memory // self.shard))
 
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster as `ullage slurm` sees it: its kinds of GPUs, how jobs share one, and its Slurm's release."""
+    """A cluster: its kinds of GPUs, the way jobs share one, and the release of its Slurm."""
 
     kinds: tuple[GpuKind, ...]
     sharing: str = "timeslice"
@@ -47,20 +47,20 @@ class Site:
 
     @property
     def gives_gpus_twice(self) -> bool:
-        """Whether a job that asks for GPUs may get some of which others have shards."""
+        """Whether a job that requests GPUs may get some on which other jobs have shards."""
         return gives_gpus_twice(self.release) and any(kind.shards for kind in self.kinds)
 
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What `ullage.toml` next to slurm.conf says: GPUs by Slurm's types, and how jobs share one."""
+    """The content of `ullage.toml` next to slurm.conf: GPUs by Slurm's types, and the way jobs share one."""
 
     gpus: dict[str, str]
     sharing: str = "timeslice"
 
 
 def read_site_file() -> SiteFile:
-    """Read `ullage.toml`; an empty one if there is none."""
+    """Read `ullage.toml`; return an empty `SiteFile` if there is none."""
     conf = os.environ.get("SLURM_CONF") or commands.configuration().get("SLURM_CONF", "/etc/slurm/slurm.conf")
     path = Path(conf).parent / SITE_FILE
     try:
@@ -78,7 +78,7 @@ def read_site_file() -> SiteFile:
 
 
 def gives_gpus_twice(release: tuple[int, ...]) -> bool:
-    """Whether a release of Slurm takes a GPU for free when one of several jobs with shards of it has ended.
+    """Whether a release of Slurm treats a GPU as free when one of several jobs with shards on it has ended.
 
     >>> gives_gpus_twice((22, 5, 8)), gives_gpus_twice((23, 11, 5)), gives_gpus_twice(())
     (True, False, False)
@@ -87,8 +87,8 @@ def gives_gpus_twice(release: tuple[int, ...]) -> bool:
 
 
 def read_site(partition: str | None = None, gpu_type: str | None = None, gpu: str | None = None) -> Site:
-    """Return the GPUs of a partition (by default the cluster's default one), perhaps of one type. Only GPUs named by
-    `gpu` count; unknown types are taken for it."""
+    """Return the GPUs of a partition (by default the cluster's default one), perhaps of one type. With `gpu`, only GPUs
+    of that model count, and unknown types are assumed to be that model."""
     wanted = partition or commands.default_partition()
     names = wanted.split(",") if wanted else None
     nodes = [node for node in commands.nodes() if node.gpus]
@@ -118,7 +118,7 @@ def _kinds(nodes: Sequence[SlurmNode], wanted: str | None, gpu: GPU | None, own:
 
 
 def _named(name: str | None, shards: int, own: SiteFile, taken: GPU | None) -> GPU:
-    """Which GPU Slurm means by a type. Of several with that name it is the one that has a GiB for each shard."""
+    """Return the GPU model of one of Slurm's types. If several match, choose the one with a GiB for each shard."""
     try:
         if name is None:
             raise UnknownName("GPU", "", [])

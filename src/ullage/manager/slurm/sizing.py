@@ -1,4 +1,4 @@
-"""How many shards of a GPU a job asks for, from what it takes at most; a whole GPU; or that it can never run."""
+"""Sizes a job's request from its upper bound: shards of a GPU, or whole GPUs. Refuses jobs that can never run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ullage.units import format_bytes
 
 @dataclass(frozen=True)
 class GpuNeed:
-    """What a job needs on each GPU of one kind. `upper` is `None` where it is not known, and `why` says why."""
+    """A job's need on each GPU of one kind. If `upper` is unknown (`None`), `why` has the reason."""
 
     kind: GpuKind
     upper: int | None
@@ -24,7 +24,7 @@ class GpuNeed:
 
 @dataclass(frozen=True)
 class Sizing:
-    """A job's request to Slurm on each node, and why: shards of one GPU, perhaps all of them, or GPUs."""
+    """A job's request to Slurm on each node, with its reason: shards of one GPU, perhaps all of them, or GPUs."""
 
     name: str  # "shard" or "gpu"
     count: int
@@ -39,7 +39,7 @@ class Sizing:
 
 def size(needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int = 1, hints: Hints = NO_HINTS) -> Sizing:
     """Size a job's request by its needs on each kind of GPU; raise `InvalidValue` if it can never run. A job without a
-    GPU option has one for each of its `ranks` on a node."""
+    GPU option gets one GPU for each of its `ranks` on a node."""
     gpus = request.per_node or ranks
     unknown = next((need for need in needs if need.upper is None), None)
     if unknown is not None:
@@ -67,8 +67,8 @@ def size(needs: Sequence[GpuNeed], request: GpuRequest, site: Site, ranks: int =
 def _whole(
     site: Site, request: GpuRequest, gpus: int, why: str, need: GpuNeed | None = None, kind: str | None = None
 ) -> Sizing:
-    """Return GPUs for the job alone; a single one as all of its shards, if all have the same number, since Slurm 22.05
-    gives away GPUs with used shards."""
+    """Return a request for exclusive GPUs. A single one is requested as all of its shards, if all GPUs have the same
+    number, since Slurm 22.05 allocates GPUs with used shards."""
     kind = kind or request.type
     shards = {each.shards for each in site.kinds if kind is None or each.type == kind}
     if gpus == 1 and len(shards) == 1 and (count := shards.pop()):
@@ -86,7 +86,7 @@ def _never(need: GpuNeed) -> str:
 
 
 def _hurts(needs: Sequence[GpuNeed], how: str, min_speed: float | None) -> str | None:
-    """Why the job should not share a GPU, judged by how two of it do on one; `None` if it should, or nobody knows."""
+    """Return why the job should not share a GPU, judged by two copies of it; `None` without a reason."""
     for need in needs:
         if need.utilization is None:
             continue

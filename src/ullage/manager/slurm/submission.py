@@ -1,4 +1,4 @@
-"""A job on its way to Slurm: what is read from its script, what it will ask for, and the words for sbatch."""
+"""Plans the submission of a job to Slurm: reads its script, sizes its request, and returns the words for sbatch."""
 
 import asyncio
 import contextlib
@@ -31,10 +31,10 @@ from ullage.manager.slurm.sizing import GpuNeed, Sizing, size
 from ullage.performance.result import Utilization
 from ullage.units import format_bytes
 
-TIMEOUT = 300.0  # seconds for one script
-_GRACE = 40.0  # seconds more until its process is ended: a script that was stopped has an estimate too
-_NO_GPU = "never used the GPU"  # in the note of a script that ran to its end and made nothing on a GPU
-_MOST_SCRIPTS = 8  # of one batch script that are estimated
+TIMEOUT = 300.0  # time limit for one script, in seconds
+_GRACE = 40.0  # more seconds until its process is killed, since a stopped script also has an estimate
+_NO_GPU = "never used the GPU"  # in the note of a script that finished without using the GPU
+_MOST_SCRIPTS = 8  # most scripts of a batch script to estimate
 _GIVEN_TWICE = (
     "this Slurm may give it GPUs of which other jobs have shards; name a partition whose nodes have no shards "
     "(Slurm 23.11.5 and later count GPUs rightly)"
@@ -43,7 +43,7 @@ _GIVEN_TWICE = (
 
 @dataclass(frozen=True)
 class SubmissionPlan:
-    """What becomes of a job. `options` are set for sbatch, by their long names, over those that it has."""
+    """The plan for a job. `options` for sbatch, by their long names, override those that it has."""
 
     options: Mapping[str, str] = field(default_factory=dict)
     sizing: Sizing | None = None
@@ -95,7 +95,7 @@ def plan_job(
     if read_comment(batch.options.get("comment", "")) is not None:
         return SubmissionPlan(left_alone="it was sized before")
     if request.shards is not None:
-        others = dict.fromkeys(request.options, "0")  # Slurm gives shards or GPUs, not both
+        others = dict.fromkeys(request.options, "0")  # Slurm allocates shards or GPUs, not both
         return SubmissionPlan(others, left_alone=f"it asks for {request.shards} shards itself")
     site = read_site(batch.options.get("partition"), request.type, hints.gpu)
     ranks = max((each.ranks_per_node for each in batch.trainings), default=1)
@@ -140,8 +140,8 @@ def _needs(
 
 
 def estimate_training(training: BatchTraining, gpu: str, network: bool, timeout: float) -> EstimateAnswer:
-    """How much memory a script takes on a GPU: made as the daemon makes estimates of jobs, with the user's rights. The
-    answer is kept in the user's folder until one of its inputs changes."""
+    """Estimate the memory of a script on a GPU as the daemon does for jobs, with the user's rights. The answer is
+    cached in the user's folder until one of its inputs changes."""
     rules = EstimateSettings(timeout=timeout + _GRACE, network=network)
     questions = [EstimateQuestion.of_script(training.command, {**training.ranks, "timeout": timeout})]
     where = {"cwd": training.folder, "env": training.environment}
@@ -185,14 +185,14 @@ def _cached_answers(file: Path, request: EstimateRequest) -> list[EstimateAnswer
 
 
 def _keep(file: Path, answer: EstimateAnswer) -> None:
-    """Keep an answer for the next time. Where that is not possible it is asked again."""
+    """Cache an answer; ignore a failure to write it."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(file, answer.to_dict(), mode=0o600)
 
 
 def _need(kind: GpuKind, trainings: Sequence[BatchTraining], answers: Sequence[EstimateAnswer]) -> GpuNeed:
-    """Scripts that run one after the other need as much as the largest; those that run at once, the sum."""
+    """Return the job's need: the largest of successive scripts plus the sum of those in the background."""
     pairs = [pair for pair in zip(trainings, answers, strict=True) if _NO_GPU not in pair[1].note]
     failed = [answer for answer in answers if _NO_GPU not in answer.note and answer.upper is None]
     if failed or not pairs:
@@ -208,7 +208,7 @@ def _need(kind: GpuKind, trainings: Sequence[BatchTraining], answers: Sequence[E
 def _plan(
     batch: BatchScript, request: GpuRequest, sizing: Sizing, answers: Sequence[EstimateAnswer], of_gpus: str | None
 ) -> SubmissionPlan:
-    """The plan; `of_gpus` is what a job is to know that asks for GPUs."""
+    """Return the plan; `of_gpus` is a note for a job that requests GPUs."""
     options: dict[str, str] = {}
     notes = [*batch.notes, *([of_gpus] if of_gpus and sizing.name == "gpu" else [])]
     if sizing.name == "shard" or request.per_node is None or sizing.type != request.type:
@@ -234,7 +234,7 @@ def _plan(
 
 
 def plan_in_words(plan: SubmissionPlan) -> list[str]:
-    """What was found and what is asked for, a line each."""
+    """Return the estimate and the request in words, a line each."""
     if plan.sizing is None:
         return [f"left as it is: {plan.left_alone}", *(f"note: {note}" for note in plan.notes)]
     lines = []
@@ -252,10 +252,10 @@ def plan_in_words(plan: SubmissionPlan) -> list[str]:
 
 
 def filter_answers(request: Mapping[str, Any], text: str = "") -> Iterator[tuple[str, str]]:
-    """Answer `cli_filter.lua`: options to set, by name, and words to `say`. A job without GPUs and `#ULLAGE` lines is
-    left alone.
+    """Yield the answers for `cli_filter.lua`: options to set, by name, and texts to `say`. Jobs without GPUs and
+    `#ULLAGE` lines stay unchanged.
 
-    `request` are sbatch's options, with the script and its arguments as `argv`; `text` is a script from standard input.
+    `request` has sbatch's options, with the script and its arguments as `argv`; `text` is a script from standard input.
     """
     options = {name: str(value) for name, value in request.items() if name != "argv"}
     words = [str(word) for word in request.get("argv", [])]
@@ -264,7 +264,7 @@ def filter_answers(request: Mapping[str, Any], text: str = "") -> Iterator[tuple
     elif words:
         text = read_file(words[0])
     elif not text.startswith("#!"):
-        return  # it came through a pipe, say, which sbatch has read already
+        return  # for example, sbatch has already read it from a pipe
     if gpu_request(options).per_node is None and "#ULLAGE" not in text:
         return
     plan = plan_job(text, options, words[1:])

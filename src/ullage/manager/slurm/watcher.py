@@ -1,7 +1,7 @@
-"""Restarts Slurm jobs that ran out of GPU memory: held, given more shards, released. Never twice for one end.
+"""Restarts Slurm jobs that ran out of GPU memory: holds them, gives them more shards, and releases them, once per end.
 
-Each decision is on disk before it is carried out. After a crash of the watcher or the controller, Slurm's present
-state tells which step is next.
+Each decision is on disk before it is carried out. After a crash of the watcher or the controller, Slurm's present state
+shows the next step.
 """
 
 import re
@@ -24,15 +24,15 @@ from ullage.manager.slurm.runs import DECIDED, HELD, LET_GO, LOST, OVER, RELEASE
 from ullage.manager.storage.records import Cause
 from ullage.units import GIB
 
-# A node refuses a job that is started in the second in which its last run ended ("already killed, do not launch"), and
-# Slurm takes that for a run that failed.
+# A node refuses a job that starts in the second in which its last run ended ("already killed, do not launch"), and
+# Slurm counts that as a failed run.
 _SOON = "now+2seconds"
-_SETTLED = 15.0  # seconds after which slurmctld has written down what it was told
+_SETTLED = 15.0  # seconds after which slurmctld has stored a change
 
 
 @dataclass(frozen=True)
 class WatchTerms:
-    """Whose jobs are watched, and how. `every_job`: also jobs that asked for shards without Ullage."""
+    """The jobs to watch, and the rules. `every_job`: also jobs that requested shards without Ullage."""
 
     rules: RecoveryRules = RecoveryRules()
     everybody: bool = True
@@ -41,13 +41,13 @@ class WatchTerms:
 
 
 class Watcher:
-    """Looks at Slurm's jobs, once or at an interval."""
+    """Checks Slurm's jobs, once or at an interval."""
 
     def __init__(self, store: RunStore, terms: WatchTerms, say: Callable[[str], None] = print) -> None:
         self._store, self._terms, self._say = store, terms, say
 
     def run(self, interval: float, ending: threading.Event) -> None:
-        """Look every `interval` seconds until `ending` is set, even if the controller does not answer."""
+        """Check jobs every `interval` seconds until `ending` is set, even if the controller does not answer."""
         trouble = None
         while not ending.is_set():
             try:
@@ -77,9 +77,9 @@ class Watcher:
                         self._start_again(job, last)
                 elif last is not None and last.again and last.step not in (RELEASED, LOST):
                     self._go_on(job, last)
-            except SlurmFailed as error:  # the others go on; it is tried again at the next look
+            except SlurmFailed as error:  # go on with the others; the next check tries again
                 failed = error
-        if self._terms.spool is not None:  # at each look: an epilog may be late
+        if self._terms.spool is not None:  # at each check, since an epilog may be late
             forget_kept(self._terms.spool, decided)
         self._give_up({job.id for job in jobs})
         if failed is not None:
@@ -129,9 +129,9 @@ class Watcher:
             self._go_on(now, run)
 
     def _go_on(self, job: SlurmJob, run: RunRecord) -> None:
-        """A job after the end that was decided about: give it more if it is held, or see that it was let go."""
+        """Continue a decided restart: give the job more shards if it is held, or note that it was released."""
         if job.restarts <= run.restarts or job.state not in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"):
-            return  # it is on its way there
+            return  # not held yet
         if job.state == "PENDING" and job.restarts == run.restarts + 1 and job.reason.startswith("JobHeld"):
             self._update(job, run)
             crash_point("slurm-more")
@@ -153,14 +153,14 @@ class Watcher:
         commands.run("scontrol", "update", f"JobId={job.id}", *words, f"StartTime={_SOON}", *comment)
 
     def _give_up(self, known: set[int]) -> None:
-        """What Slurm has forgotten cannot be started again."""
+        """Mark runs as lost whose jobs Slurm has forgotten, since it cannot start them again."""
         for run in self._store.unfinished():
             if run.job not in known:
                 self._store.step(run, LOST, "Slurm forgot it before it was started again (MinJobAge in slurm.conf)")
                 self._say(f"job {run.job} of {run.user}: Slurm forgot it before it was started again")
 
 
-# By Slurm's states of jobs that are over: what an exit record says of such an end.
+# By Slurm's states of finished jobs: the fields of the exit record for such an end.
 _RECORDS: dict[str, dict[str, Any]] = {
     "COMPLETED": {"code": 0},
     "FAILED": {},
@@ -174,14 +174,14 @@ _SYSTEM = frozenset({Cause.GPU_LOST, Cause.MPS_LOST})
 
 
 class NextRun(NamedTuple):
-    """What becomes of a job: what it asks for next (`None`: it is not started again), and the words for it."""
+    """The decision about a job: its next request (`None`: it is not started again), and the decision in words."""
 
     gres: str | None
     text: str
 
 
 def how_it_ended(job: SlurmJob, output: str) -> AttemptEnd:
-    """The cause of a job's end from its state, its exit code and the end of what it printed."""
+    """Return the cause of a job's end, from its state, its exit code and the end of its output."""
     record = {"code": job.exit_code or None, "signal": None, "reason": None} | _RECORDS[job.state]
     return classify(record, output)
 
@@ -189,8 +189,8 @@ def how_it_ended(job: SlurmJob, output: str) -> AttemptEnd:
 def what_next(
     job: SlurmJob, ended: AttemptEnd, before: Sequence[RunRecord], nodes: Sequence[SlurmNode], rules: RecoveryRules
 ) -> NextRun:
-    """Decide about a restart and its shards. `before` are earlier runs. A GPU to itself is all shards of the largest
-    one: Slurm refuses to turn shards into a GPU."""
+    """Decide about a restart and its shards. `before` are earlier runs. An exclusive GPU means all shards of the
+    largest one, since Slurm refuses to turn shards into a GPU."""
     if ended.cause is not Cause.GPU_MEMORY and ended.cause not in _SYSTEM:
         return NextRun(None, ended.detail)
     if not job.requeue:
@@ -216,7 +216,7 @@ def what_next(
 
 
 def shard_size(job: SlurmJob, nodes: Sequence[SlurmNode]) -> int:
-    """Bytes of a shard: all shards of a GPU are all of its memory, if the comment says which GPU; else 1 GiB."""
+    """Return the bytes of a shard: the GPU's memory divided by its shards if the comment names the GPU, else 1 GiB."""
     values = read_comment(job.comment) or {}
     per_gpu = max((node.shards_per_gpu for node in nodes), default=0)
     try:
@@ -226,7 +226,7 @@ def shard_size(job: SlurmJob, nodes: Sequence[SlurmNode]) -> int:
 
 
 def gres_text(requested: Sequence[Gres]) -> str:
-    """As sbatch and scontrol take it.
+    """Return resources as sbatch and scontrol accept them.
 
     >>> gres_text([Gres("shard", "a100", 12)])
     'shard:a100:12'

@@ -1,4 +1,4 @@
-"""What the manager remembers: jobs, attempts and events, in SQLite, written before they are acted on.
+"""The manager's jobs, attempts and events in SQLite, written before the manager acts on them.
 
 Only `job_store.py` changes them.
 """

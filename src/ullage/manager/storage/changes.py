@@ -1,5 +1,5 @@
-"""The changes of one transaction: collected, written in a few statements, and applied in memory once on disk. Another
-thread may write them while the loop goes on."""
+"""Collects the changes of one transaction, to write them in a few statements and apply them in memory once on disk.
+Another thread may write them while the loop goes on."""
 
 import dataclasses
 from collections import Counter
@@ -23,12 +23,12 @@ _Rows = Sequence[Sequence[Any]]
 
 
 class Changes:
-    """Jobs, attempts and events as they will be. Of a job that changes twice, the last values are written."""
+    """Jobs, attempts and events after a transaction. If a job changes twice, its last values are written."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, JobRecord] = {}
         self.attempts: dict[int, AttemptRecord] = {}
-        self.dependencies: dict[int, tuple[Need, ...]] = {}  # all that a job waits for from now on
+        self.dependencies: dict[int, tuple[Need, ...]] = {}  # new dependencies by job
         self.throttles: dict[int, int | None] = {}  # by array
         self.accounts: dict[str, Account] = {}  # by user
         self.works: dict[str, WorkRecord] = {}
@@ -36,18 +36,18 @@ class Changes:
         self.submissions: dict[str, list[JobRecord]] = {}
         self.events: list[tuple[float, str, int | None, int | None, str]] = []  # time, kind, job, attempt, text
         self.notifications: list[tuple[int, str, str, str]] = []  # job, kind, target, facts
-        self.come: Counter[int] = Counter()  # jobs that come into the queue, by user
-        self.last_job = 0  # the highest number of a new one
+        self.come: Counter[int] = Counter()  # new jobs in the queue, by user
+        self.last_job = 0  # highest number of a new job
         self.afterwards: list[Callable[[], object]] = []
-        self._numbers: dict[int, int] = {}  # of specs, by where they are in memory
+        self._numbers: dict[int, int] = {}  # of specs, by their `id()`
         self._new_jobs: list[int] = []
         self._new_attempts: list[AttemptRecord] = []
-        self._of_jobs: dict[int, dict[str, Any]] = {}  # columns of jobs that were there
+        self._of_jobs: dict[int, dict[str, Any]] = {}  # changed columns of existing jobs
         self._of_attempts: dict[tuple[int, int], dict[str, Any]] = {}
         self._others: list[tuple[str, _Rows]] = []
 
     def add_spec(self, spec: dict[str, Any], last: int) -> int:
-        """The number under which a new spec is kept, after the last one that is on disk; the same dict is kept once."""
+        """Add a spec and return its number, after `last`, the highest on disk; the same dict is stored once."""
         known = self._numbers.setdefault(id(spec), max([last, *self.specs]) + 1)
         self.specs[known] = spec
         return known
@@ -74,7 +74,7 @@ class Changes:
         return changed
 
     def add(self, statement: str, *rows: Sequence[Any]) -> None:
-        """Any other statement, once for each row of values."""
+        """Add any other statement, to run once for each row of values."""
         self._others.append((statement, rows))
 
     def __bool__(self) -> bool:
@@ -91,7 +91,7 @@ class Changes:
         )
 
     def statements(self) -> Iterator[tuple[str, _Rows]]:
-        """All statements with their rows, in an order in which each finds what it refers to."""
+        """Yield all statements with their rows, in an order that keeps references valid."""
         if self.specs:
             yield "INSERT INTO specs VALUES (?, ?)", [(number, stored(spec)) for number, spec in self.specs.items()]
         new = [[stored(value) for value in _values(self.jobs[number], JOB_COLUMNS)] for number in self._new_jobs]
@@ -133,7 +133,7 @@ def _updated(
 ) -> Iterator[tuple[str, _Rows]]:
     alike: dict[tuple[str, ...], list[list[Any]]] = {}
     for keys, columns in changes:
-        names = tuple(name for name in columns if name != "spec")  # which is in a table of its own
+        names = tuple(name for name in columns if name != "spec")  # specs have their own table
         alike.setdefault(names, []).append([*(stored(columns[name]) for name in names), *keys])
     for names, rows in alike.items():
         yield f"UPDATE {table} SET {', '.join(f'{name} = ?' for name in names)} WHERE {where}", rows
@@ -157,15 +157,15 @@ class SpecUse:
             self._jobs[row["uid"]] += row["jobs"]
 
     def number_of(self, uid: int) -> int:
-        """How many jobs of a user are not over."""
+        """Return the number of a user's unfinished jobs."""
         return self._jobs[uid]
 
     def bytes_of(self, uid: int) -> int:
-        """How much is kept for the jobs of a user that are not over."""
+        """Return the bytes stored for a user's unfinished jobs."""
         return self._bytes[uid]
 
     def drop_environments(self, changes: Changes, jobs: Mapping[int, JobRecord]) -> None:
-        """Add to changes what follows from them; `jobs` are those that were not over before."""
+        """Add the deletions that follow from changes; `jobs` are those unfinished before."""
         more = self._more(changes, jobs)
         left = {job.spec_id for job in changes.jobs.values() if job.state.is_over}
         left |= {spec_id for spec_id, number in more.items() if number < 0}
@@ -177,7 +177,7 @@ class SpecUse:
             )
 
     def take_over(self, changes: Changes, jobs: Mapping[int, JobRecord]) -> None:
-        """The changes are on disk."""
+        """Update the counts after changes are on disk."""
         for job in changes.jobs.values():
             self._jobs[job.uid] += (not job.state.is_over) - (job.id in jobs)
         owners = {job.spec_id: job.uid for job in changes.jobs.values()} if changes.specs else {}
@@ -193,7 +193,7 @@ class SpecUse:
                 self._bytes[uid] -= size
 
     def _more(self, changes: Changes, jobs: Mapping[int, JobRecord]) -> Counter[int | None]:
-        """How many more jobs of each `spec_id` are not over after these changes, or how many fewer."""
+        """Return how the number of unfinished jobs of each `spec_id` changes."""
         more: Counter[int | None] = Counter()
         for number, job in changes.jobs.items():
             before = jobs.get(number)

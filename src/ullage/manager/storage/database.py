@@ -1,6 +1,6 @@
-"""The manager's database: SQLite with a write-ahead log and full sync; one connection writes, for one thread at a time.
+"""The manager's database: SQLite with a write-ahead log and full sync. One connection writes.
 
-Any thread may read: each has a connection of its own for that, which sees what is on disk and nothing half done.
+Any thread may read, through its own connection, which sees only committed data.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from ullage.errors import InvalidValue, StoreDamaged, StoreFull
 from ullage.manager.storage.schema import MIGRATIONS, TABLES, VERSION
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"
-LOGS = ("-wal", "-shm")  # what SQLite keeps beside the file
+LOGS = ("-wal", "-shm")  # SQLite's files next to the database
 NEWEST_KEPT, DAYS_KEPT, WEEKS_KEPT = 3, 7, 4
 
 
@@ -27,8 +27,8 @@ class Database:
     """Opens and checks the database of a folder; `transaction` is the only way to write. One process only (the
     daemon's lock).
 
-    A missing file is made only if nothing is left of an earlier one, or with `new`. A file that is removed while open
-    is restored before anything more is acknowledged.
+    A missing file is created only if nothing is left of an earlier one, or with `new`. If the file is removed while
+    open, it is restored before the next commit is acknowledged.
     """
 
     def __init__(self, folder: Path, new: bool = False, say: Callable[[str], None] = lambda text: None) -> None:
@@ -50,7 +50,7 @@ class Database:
             self._identity = self._on_disk()
 
     def _check_nothing_was_lost(self, new: bool) -> None:
-        """Raise `StoreDamaged` if the database is missing or empty, but copies, logs or jobs of it are there."""
+        """Raise `StoreDamaged` if the database is missing or empty, but its copies, logs or jobs exist."""
         copies = self._copies()
         jobs = len([place for place in (self.file.parent / JOBS).glob("*") if place.name.isdigit()])
         logs = [log for log in self._logs() if log.exists() and log.stat().st_size]
@@ -63,7 +63,7 @@ class Database:
                 f"the database {self.file} {state}, but {' and '.join(left)} are there; nothing was changed. "
                 f"{how}To begin anew without those jobs: ullage serve --new-database"
             )
-        for log in logs:  # SQLite would throw it away
+        for log in logs:  # SQLite would delete it
             log.rename(log.with_name(f"{log.name}.aside-{_stamp()}"))
 
     def _connect(self) -> sqlite3.Connection:
@@ -73,11 +73,11 @@ class Database:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA secure_delete = ON")  # what is dropped is overwritten
+        connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted data
         return connection
 
     def _check(self, new: bool) -> None:
-        """By a connection that may only read: a damaged file must stay as it is."""
+        """Check the file through a read-only connection, since a damaged file must stay unchanged."""
         if new:
             raise InvalidValue(
                 f"--new-database: there is a database already ({self.file}); nothing was changed. "
@@ -98,7 +98,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, on disk when it returns. Inside another one it is a part of that."""
+        """Commit all changes or none; they are on disk at the end. A nested transaction is part of the outer one."""
         if self._open:
             yield
             return
@@ -121,23 +121,23 @@ class Database:
         return self._open
 
     def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
-        """One statement, within a transaction if it writes."""
+        """Run a statement; one that writes must be within a transaction."""
         return self._connection.execute(statement, values)
 
     def write(self, statements: Iterable[tuple[str, Sequence[Any]]]) -> None:
-        """One transaction of statements, each with the rows of values that it is done for."""
+        """Run statements in one transaction, each once for each of its rows of values."""
         with self.transaction():
             for statement, rows in statements:
                 self._connection.executemany(statement, rows)
 
     def rows(self, statement: str, values: Any = ()) -> list[sqlite3.Row]:
-        """What a query finds, of what is on disk. Any thread may ask."""
+        """Return the rows of a query, from committed data. Thread-safe."""
         with self._explained():
             return self._reader().execute(statement, values).fetchall()
 
     def _reader(self) -> sqlite3.Connection:
         writer, reader = getattr(self._reading, "of", (None, None))
-        if reader is None or writer is not self._connection:  # the writer's file may be another one by now
+        if reader is None or writer is not self._connection:  # the writer may have another file by now
             reader = sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)
             reader.row_factory = sqlite3.Row
             self._reading.of = (self._connection, reader)
@@ -145,7 +145,7 @@ class Database:
         return reader
 
     def _on_disk(self) -> tuple[tuple[int, int] | None, ...]:
-        """Which files have our names now: the database and its log."""
+        """Return the identities of the files that are now at our paths: the database and its log."""
         identities: list[tuple[int, int] | None] = []
         for file in (self.file, self._logs()[0]):
             try:
@@ -156,7 +156,7 @@ class Database:
         return tuple(identities)
 
     def _keep_in_place(self) -> None:
-        """Restore our files if they were removed: only then is a commit safe. Another file in their place stays."""
+        """Restore our files if they were removed, so that the commit is safe. Another file in their place stays."""
         there = self._on_disk()
         if there == self._identity:
             return
@@ -189,7 +189,7 @@ class Database:
         )
 
     def back_up(self) -> Path:
-        """A consistent copy beside the database; of the others, those are kept that `kept_copies` names."""
+        """Make a consistent copy next to the database, and delete old copies except `kept_copies`."""
         self.backups.mkdir(mode=0o700, exist_ok=True)
         target = self.backups / f"state-{_stamp()}.db"
         unfinished = target.with_suffix(".new")
@@ -208,7 +208,7 @@ class Database:
         return target
 
     def close(self) -> None:
-        """The log goes into the database; a second call does nothing."""
+        """Close all connections, which moves the log into the database; a second call does nothing."""
         for reader in self._readers:
             reader.close()
         self._connection.close()
@@ -260,8 +260,8 @@ class Database:
 
 
 def kept_copies(dated: Sequence[Path]) -> set[Path]:
-    """Of copies with a date in their names: the newest three, the newest of each of the last seven days that have one,
-    and the newest of each of the last four weeks. Many starts in an hour push out nothing older.
+    """Return the copies to keep, by the dates in their names: the newest three, the newest of each of the last seven
+    days with one, and the newest of each of the last four weeks. Many starts in an hour remove no older copy.
 
     >>> names = [f"state-202611{day:02}-{hour:02}0000-0.db" for day in range(1, 31) for hour in range(24)]
     >>> kept = sorted(path.name for path in kept_copies([Path(name) for name in names]))
@@ -285,7 +285,7 @@ def _stamp() -> str:
 
 
 def sync(path: Path) -> None:
-    """A file, or what was created or renamed in a folder, is on disk."""
+    """Flush a file to disk or, for a folder, the creations and renames in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

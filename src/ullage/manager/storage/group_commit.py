@@ -1,4 +1,4 @@
-"""One transaction for orders that come at the same time, written by another thread while the loop answers others."""
+"""Combines simultaneous orders into one transaction, which another thread writes while the loop answers others."""
 
 import asyncio
 import time
@@ -10,18 +10,17 @@ from ullage.manager.fault_injection import crash_point
 from ullage.manager.storage.changes import Changes
 from ullage.manager.storage.job_store import JobStore
 
-SLICE = 0.02  # seconds of work after which others get their turn
+SLICE = 0.02  # seconds of work after which the event loop gets control
 
 _Work = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 
 class GroupCommit:
-    """Collects work while the last transaction is being written, and does it in the next.
+    """Collects work while a transaction is being written, and runs it in the next.
 
-    Work is a function, or a generator function that yields, that changes the store; its answer comes once the changes
-    are on disk. Nobody else writes meanwhile (`JobStore.turn`). Refused work (`UllageError`) must have changed
-    nothing. If the transaction fails, all get the error of a full or damaged disk; after other errors each is tried
-    alone.
+    Work is a function or generator function that changes the store; its answer comes once the changes are on disk.
+    Nothing else writes meanwhile (`JobStore.turn`). Refused work (`UllageError`) must not have changed anything. If the
+    disk is full or damaged, all work of the transaction gets the error; after other errors, each is tried alone.
     """
 
     def __init__(self, store: JobStore) -> None:
@@ -30,7 +29,7 @@ class GroupCommit:
         self._working: asyncio.Task[None] | None = None
 
     async def do(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives, once that is on disk."""
+        """Run `work`, and return its result once its changes are on disk."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, answer))
         if self._working is None or self._working.done():
@@ -38,13 +37,13 @@ class GroupCommit:
         return await answer
 
     async def close(self) -> None:
-        """Do what is left."""
+        """Finish the remaining work."""
         if self._working is not None:
             await self._working
 
     async def _work_off(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)  # what comes in the same turn of the loop goes with it
+            await asyncio.sleep(0)  # include work from the same iteration of the loop
             async with self._store.turn:
                 batch, self._waiting = [each for each in self._waiting if not each[1].done()], []
                 await self._all(batch)
@@ -83,7 +82,7 @@ class GroupCommit:
             _refuse(answer, refusal)
 
     async def _result(self, work: Callable[[], Any], changes: Changes) -> Any:
-        """Do a work, bit by bit; between two bits the store shows what is on disk."""
+        """Run work in slices; between two slices the store shows only committed data."""
         with self._store.collecting(changes):
             result = work()
         if not isinstance(result, Generator):

@@ -1,4 +1,4 @@
-"""Questions to the database about jobs, attempts and events. They change nothing, and any thread may ask them."""
+"""Queries of the database about jobs, attempts and events. They are read-only and thread-safe."""
 
 import contextlib
 import json
@@ -22,13 +22,13 @@ from ullage.manager.storage.records import (
 )
 
 _Record = TypeVar("_Record", JobRecord, AttemptRecord)
-_AT_ONCE = 20  # notifications of one user and kind that are read at once
+_AT_ONCE = 20  # notifications per user and kind to read at once
 _LISTED = "(SELECT value FROM json_each(?))"  # any number of values in one
 _OVER = ", ".join(f"'{state}'" for state in sorted(OVER))
 
 
 class JobHistory:
-    """Queries of the database. Unreadable rows are left out, and `damaged` says why, by job."""
+    """Queries of the database. Unreadable rows are left out; `damaged` has the reasons by job."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -53,7 +53,7 @@ class JobHistory:
         return {row[0]: row[1] for row in self._database.rows(statement, values)}
 
     def _readable(self, rows: Iterable[sqlite3.Row], read: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
-        """The records of rows; those of which none can be made are written down in `damaged`."""
+        """Return the records of rows; note unreadable ones in `damaged`."""
         records = []
         for row in rows:
             try:
@@ -69,7 +69,7 @@ class JobHistory:
         return self._jobs(f"state NOT IN ({_OVER}) ORDER BY id")
 
     def over(self, limit: int, user: str | None) -> list[JobRecord]:
-        """Jobs that are over, the last one first."""
+        """Return finished jobs, the latest first."""
         of_user, values = ("AND user = ?", [user]) if user else ("", [])
         return self._jobs(f"+state IN ({_OVER}) {of_user} ORDER BY ended DESC, id DESC LIMIT ?", *values, limit)
 
@@ -77,12 +77,12 @@ class JobHistory:
         return self._jobs("submission = ? ORDER BY part", key)
 
     def named(self, name: str, uid: int) -> list[int]:
-        """Numbers of somebody's jobs with that name."""
+        """Return the numbers of a user's jobs with a name."""
         rows = self._database.rows("SELECT id FROM jobs WHERE name = ? AND uid = ? ORDER BY id", (name, uid))
         return [row["id"] for row in rows]
 
     def of_array(self, array: int, *indices: int) -> list[int]:
-        """Numbers of the jobs of an array, or of those with these indices."""
+        """Return the numbers of the jobs of an array, or of those with these indices."""
         chosen, values = (f"AND array_index IN {_LISTED}", (array, _listed(indices))) if indices else ("", (array,))
         rows = self._database.rows(f"SELECT id FROM jobs WHERE array_id = ? {chosen} ORDER BY id", values)
         return [row["id"] for row in rows]
@@ -94,14 +94,14 @@ class JobHistory:
         return self._pairs(f"SELECT id, state FROM jobs WHERE id IN {_LISTED}", _listed(numbers))
 
     def not_done(self, array: int) -> tuple[int, str] | None:
-        """The index and the state of the first job of an array that is not done, if there is one."""
+        """Return the index and the state of the first job of an array that is not done, or `None`."""
         rows = self._database.rows(
             "SELECT array_index, state FROM jobs WHERE array_id = ? AND state != 'done' ORDER BY id LIMIT 1", (array,)
         )
         return (rows[0]["array_index"], rows[0]["state"]) if rows else None
 
     def needs(self, where: str, values: Iterable[Any] = ()) -> dict[int, tuple[Need, ...]]:
-        """What the jobs (`j`) that a condition in SQL names wait for, or waited for in vain."""
+        """Return the unsettled dependencies of the jobs (`j`) that match a condition in SQL."""
         needs: dict[int, tuple[Need, ...]] = {}
         for row in self._database.rows(
             f"SELECT d.* FROM dependencies d JOIN jobs j ON j.id = d.job WHERE {where}", tuple(values)
@@ -111,11 +111,11 @@ class JobHistory:
         return needs
 
     def throttles(self) -> dict[int, int]:
-        """How many jobs run at once of the arrays that are limited."""
+        """Return the limits of jobs at once, by array."""
         return self._pairs("SELECT id, throttle FROM arrays")
 
     def attempts(self, jobs: Iterable[int]) -> dict[int, list[AttemptRecord]]:
-        """All attempts of jobs, the first one first."""
+        """Return all attempts of jobs, in order."""
         rows = self._database.rows(
             f"SELECT * FROM attempts WHERE job IN {_LISTED} ORDER BY job, number", (_listed(jobs),)
         )
@@ -125,7 +125,7 @@ class JobHistory:
         return attempts
 
     def curves(self, job: int) -> dict[int, tuple[float, list[int | None]]]:
-        """The memory of a job's attempts over time, as far as it is kept: seconds between two figures, and bytes."""
+        """Return the stored memory of a job's attempts over time: seconds between two values, and bytes."""
         curves = {}
         for row in self._database.rows('SELECT number, step, "values" FROM curves WHERE job = ?', (job,)):
             with contextlib.suppress(ValueError):
@@ -137,7 +137,7 @@ class JobHistory:
         return self._readable(rows, attempt_from_row)
 
     def events(self, since: int, limit: int) -> list[dict[str, Any]]:
-        """Events after number `since`, oldest first, each with the user of its job."""
+        """Return events after number `since`, oldest first, each with the user of its job."""
         rows = self._database.rows(
             "SELECT e.*, j.uid FROM events e LEFT JOIN jobs j ON j.id = e.job WHERE e.id > ? ORDER BY e.id LIMIT ?",
             (since, limit),
@@ -145,18 +145,18 @@ class JobHistory:
         return [dict(row) for row in rows]
 
     def last_ends(self) -> dict[int, float]:
-        """When the last attempt of each job that waits again ended."""
+        """Return the end of the last attempt of each job that waits again."""
         return self._pairs(
             "SELECT a.job, max(a.ended) FROM attempts a JOIN jobs j ON j.id = a.job "
             "WHERE j.state IN ('queued', 'held') AND a.ended IS NOT NULL GROUP BY a.job"
         )
 
     def accounts(self) -> dict[str, Account]:
-        """What users have used of late."""
+        """Return the recent usage of users."""
         return {row["user"]: Account(row["used"], row["at"]) for row in self._database.rows("SELECT * FROM accounts")}
 
     def attempts_between(self, since: float, until: float) -> Iterator[dict[str, Any]]:
-        """Attempts that may have run between two times, with the user and the name of their jobs, for reports."""
+        """Yield attempts that may have run between two times, with the user and name of their jobs, for reports."""
         rows = self._database.rows(
             "SELECT a.job, a.number, a.slots, a.promise, a.used, a.started, a.placed, a.ended, a.elapsed, a.cause, "
             "a.cores, a.gpu_part, a.energy, coalesce(a.waited, max(0, a.placed - j.submitted)) AS waited, "
@@ -165,16 +165,16 @@ class JobHistory:
             (since, until),
         )
         for row in rows:
-            with contextlib.suppress(ValueError):  # a row that cannot be read is left out
+            with contextlib.suppress(ValueError):  # leave out unreadable rows
                 yield {**dict(row), "slots": tuple(json.loads(row["slots"]))}
 
     def submitted_between(self, since: float, until: float, there: bool = False) -> list[JobRecord]:
-        """The jobs that were submitted between two times, in that order; or all that were `there` in between."""
+        """Return the jobs submitted between two times, in order; with `there`, also earlier unfinished ones."""
         or_there = "OR ended >= ? OR ended IS NULL" if there else "OR submitted >= ?"
         return self._jobs(f"(submitted >= ? {or_there}) AND submitted < ? ORDER BY submitted, id", since, since, until)
 
     def queued(self, jobs: Iterable[int]) -> dict[int, float]:
-        """When jobs came into the queue for the last time before their first attempt, where the events still tell."""
+        """Return when jobs last came into the queue before their first attempt, if the events are still stored."""
         return self._pairs(
             "SELECT e.job, max(e.time) FROM events e JOIN attempts a ON a.job = e.job AND a.number = 1 "
             f"WHERE e.kind = 'queued' AND e.time <= a.placed AND e.job IN {_LISTED} GROUP BY e.job",
@@ -182,7 +182,7 @@ class JobHistory:
         )
 
     def drains(self, now: float) -> list[Drain]:
-        """Those that are not over, in the order of their beginning."""
+        """Return the drains that are not over, by their beginning."""
         drains = []
         for row in self._database.rows(
             'SELECT * FROM drains WHERE until IS NULL OR until > ? ORDER BY "begin"', (now,)
@@ -192,7 +192,7 @@ class JobHistory:
         return drains
 
     def notifications(self) -> dict[tuple[int, str], list[Notification]]:
-        """What is to be told, the oldest first, a few for each user and kind; the site's hook is one of them."""
+        """Return pending notifications, oldest first, a few for each user and kind (hook or command)."""
         rows = self._database.rows(
             "SELECT * FROM (SELECT n.*, j.uid, j.gid, row_number() OVER (PARTITION BY j.uid, n.kind ORDER BY n.id) "
             "AS place FROM notifications n JOIN jobs j ON j.id = n.job) WHERE place <= ? ORDER BY id",
@@ -206,11 +206,11 @@ class JobHistory:
         return notifications
 
     def counts(self) -> dict[str, int]:
-        """How many jobs are in each state, those that are over too."""
+        """Return the number of jobs in each state, including finished ones."""
         return self._pairs("SELECT state, count(*) FROM jobs GROUP BY state")
 
     def causes(self) -> dict[str, int]:
-        """How many attempts ended by each cause."""
+        """Return the number of ended attempts by cause."""
         return self._pairs("SELECT coalesce(cause, 'None'), count(*) FROM attempts WHERE state = 'over' GROUP BY cause")
 
 

@@ -1,4 +1,4 @@
-"""All jobs: every change goes through the job store, into the database first and into memory once it is on disk."""
+"""Stores all jobs. Every change goes through the job store, first into the database and, once on disk, into memory."""
 
 import asyncio
 import contextlib
@@ -35,23 +35,23 @@ from ullage.manager.storage.records import (
 )
 
 EndNote = tuple[str, dict[str, Any], dict[str, Any]]
-"""By what the end of a job is told, where to, and the facts."""
+"""A notification of a job's end: its kind (hook or command), its target, and the facts."""
 
-_LARGEST_ANSWER = 1 << 20  # bytes of an estimate with what it followed from, packed
-_KEPT_OF_KEY, _KEPT_FOR = 5, 90 * 86400.0  # estimates and runs: how many of one key, and seconds
-_MOST_WORKS = 10_000  # in memory
+_LARGEST_ANSWER = 1 << 20  # bytes of an estimate with its inputs, packed
+_KEPT_OF_KEY, _KEPT_FOR = 5, 90 * 86400.0  # estimates and runs: number per key, and seconds
+_MOST_WORKS = 10_000  # workloads in memory
 _EVENTS = {
     "retry": "retry",
     "edit": "edited",
     "requeue": "requeued",
-}  # others are called as the state after them
+}  # other events have the name of the new state
 
-_SLICE = 0.02  # seconds of what follows a transaction after which others get their turn
-_NOTHING = Changes()  # what is being changed outside of transactions
+_SLICE = 0.02  # seconds of follow-up work after which the event loop gets control
+_NOTHING = Changes()  # the changes outside of transactions
 
 
 class _Collecting(threading.local):
-    """What this thread is changing, and no other one sees."""
+    """The changes of this thread, which no other one sees."""
 
     changes: Changes | None = None
 
@@ -66,7 +66,7 @@ class JobStore:
         jobs, live, damaged = self.history.not_over(), self.history.live_attempts(), self.history.damaged
         self.jobs: dict[int, JobRecord] = {job.id: job for job in jobs if job.id not in damaged}
         self.attempts: dict[int, AttemptRecord] = {each.job: each for each in live if each.job in self.jobs}
-        self.unwatched = [each for each in live if each.job not in self.jobs]  # who knows what their jobs are?
+        self.unwatched = [each for each in live if each.job not in self.jobs]  # their jobs are unreadable
         for job in self.jobs.values():
             if job.state.is_live and job.id not in self.attempts:
                 damaged[job.id] = f"it is {job.state} and has no attempt"
@@ -75,8 +75,8 @@ class JobStore:
         self.dependencies = {number: job_needs for number, job_needs in needs.items() if number in self.jobs}
         self.throttles = self.history.throttles()
         self.accounts = self.history.accounts()
-        self._works: dict[str, WorkRecord] = {}  # those that were asked for
-        self.turn = asyncio.Lock()  # whoever writes waits for it
+        self._works: dict[str, WorkRecord] = {}  # those that were requested
+        self.turn = asyncio.Lock()  # held while writing
         self._collecting = _Collecting()
         self._aside = False  # whether another thread is writing
         self._changed: set[int] = set(self.jobs)
@@ -88,7 +88,7 @@ class JobStore:
         self.on_end: Callable[[JobRecord], Iterable[EndNote]] = lambda job: ()
 
     def _sequence(self, table: str) -> int:
-        """The last number that was given in a table, also if its row is gone."""
+        """Return the last number assigned in a table, even if its row is gone."""
         rows = self._database.rows(
             f"SELECT max(coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{table}'), 0), "
             f"coalesce((SELECT max(id) FROM {table}), 0)) AS last"
@@ -97,7 +97,7 @@ class JobStore:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Changes that happen together, on disk when this ends. For short ones: the loop waits for the disk."""
+        """Make changes together, on disk at the end. Only for short ones, since the loop waits for the disk."""
         if self._collecting.changes is not None:
             yield
             return
@@ -113,7 +113,7 @@ class JobStore:
 
     @contextlib.contextmanager
     def collecting(self, changes: Changes) -> Iterator[None]:
-        """What is changed in here is a part of these changes, and seen in here only."""
+        """Collect all changes made inside into `changes`; only this block sees them."""
         assert self._collecting.changes is None
         self._collecting.changes = changes
         try:
@@ -122,7 +122,7 @@ class JobStore:
             self._collecting.changes = None
 
     async def change(self, work: Callable[[], object]) -> None:
-        """Have the turn, do a work that changes this store, and write that aside."""
+        """Take the turn, run a function that changes this store, and write its changes in another thread."""
         async with self.turn:
             changes = Changes()
             with self.collecting(changes):
@@ -130,7 +130,7 @@ class JobStore:
             await self.write_aside(changes)
 
     async def write_aside(self, changes: Changes) -> None:
-        """Write changes in another thread, while the event loop goes on; for whoever has the turn."""
+        """Write changes in another thread while the event loop goes on. The caller must hold the turn."""
         assert self.turn.locked()
         if not changes:
             return
@@ -148,7 +148,7 @@ class JobStore:
                 began = time.monotonic()
 
     def _take_over(self, changes: Changes) -> list[Callable[[], object]]:
-        """Memory follows the disk; what is to be done now."""
+        """Apply written changes in memory; return the functions to call now."""
         self._specs.take_over(changes, self.jobs)
         self.jobs |= changes.jobs
         self.attempts |= changes.attempts
@@ -176,31 +176,31 @@ class JobStore:
         return [*changes.afterwards, self.on_change]
 
     def afterwards(self, do: Callable[[], object]) -> None:
-        """Do this when the transaction that is open now is on disk, and never if it fails."""
+        """Call a function when the open transaction is on disk, and never if it fails."""
         if self._collecting.changes is not None:
             self._collecting.changes.afterwards.append(do)
         else:
             do()
 
     def also(self, statement: str, values: Sequence[Any]) -> None:
-        """Another statement that is a part of the transaction that is open now."""
+        """Add a statement to the open transaction."""
         self._now.add(statement, values)
 
     def number_of(self, uid: int | None = None) -> int:
-        """How many jobs are not over, of all or of one user; with those that come into the queue just now."""
+        """Return the number of unfinished jobs, of all users or one, including those being submitted."""
         come = self._pending.come
         if uid is None:
             return len(self.jobs) + come.total()
         return self._specs.number_of(uid) + come[uid]
 
     def bytes_of(self, uid: int) -> int:
-        """How much is kept of what a user asked for and still waits for or runs; with what is being submitted now."""
+        """Return the bytes stored for a user's unfinished jobs, including those being submitted."""
         submitted = [job for each in self._pending.submissions.values() for job in each if job.uid == uid]
         new = {job.spec_id: job.spec for job in submitted}
         return self._specs.bytes_of(uid) + sum(len(stored(spec)) for spec in new.values())
 
     def changed(self) -> set[int]:
-        """The jobs that have changed since this was asked before; at first all that are not over."""
+        """Return the jobs changed since the last call; at first, all unfinished ones."""
         changed, self._changed = self._changed, set()
         return changed
 
@@ -208,7 +208,7 @@ class JobStore:
         return self.several([number])[0]
 
     def name_of(self, number: int) -> str:
-        """How people call the job of that number; the number itself where there is no such job. Any thread may ask."""
+        """Return the reference to a job by its number, or the number if there is no such job. Thread-safe."""
         job = self.jobs.get(number)
         if job is None:
             with contextlib.suppress(UllageError):
@@ -216,7 +216,7 @@ class JobStore:
         return str(number) if job is None else job.reference
 
     def several(self, numbers: Sequence[int]) -> list[JobRecord]:
-        """The jobs of those numbers, over or not, in that order."""
+        """Return the jobs with these numbers, finished or not, in that order."""
         changed = self._pending.jobs
         records = [changed.get(number) or self.jobs.get(number) for number in numbers]
         missing = [number for number, job in zip(numbers, records, strict=True) if job is None]
@@ -258,7 +258,7 @@ class JobStore:
         return made
 
     def needs(self, numbers: Iterable[int]) -> dict[int, tuple[Need, ...]]:
-        """What jobs wait for; those that are over, what they waited for in vain."""
+        """Return the dependencies of jobs; for finished jobs, the unsettled ones."""
         changed = self._pending.dependencies
         needs = {number: changed.get(number, self.dependencies.get(number, ())) for number in numbers}
         over = [number for number in needs if number not in self.jobs and number not in changed]
@@ -267,12 +267,12 @@ class JobStore:
         return needs
 
     def wait_for(self, number: int, needs: tuple[Need, ...]) -> None:
-        """What a job waits for from now on."""
+        """Set the dependencies of a job."""
         with self.transaction():
             self._now.dependencies[number] = needs
 
     def throttle(self, array: int, at_once: int | None) -> None:
-        """How many jobs of an array run at once; `None`: any number."""
+        """Set how many jobs of an array may run at once; `None`: any number."""
         with self.transaction():
             self._now.throttles[array] = at_once
 
@@ -298,7 +298,7 @@ class JobStore:
             return self._now.change_job(job, changes)
 
     def move(self, job: JobRecord, transition: str, state: State, text: str = "", **changes: Any) -> JobRecord:
-        """A named transition of `records.TRANSITIONS`, with its event."""
+        """Make a named transition of `records.TRANSITIONS`, with its event."""
         check_transition(transition, job.state, state)
         if state.is_over:
             changes.setdefault("ended", self._clock())
@@ -312,18 +312,18 @@ class JobStore:
         return changed
 
     def _note_end(self, job: JobRecord) -> None:
-        """What is to be told of an end, in the transaction that ends the job."""
+        """Add the notifications of a job's end to the transaction that ends it."""
         for kind, target, facts in self.on_end(job):
             self._now.notifications.append((job.id, kind, stored(target), stored(facts)))
 
     def settle_notification(self, each: Notification, kind: str, text: str) -> None:
-        """It was told, or cannot be."""
+        """Remove a notification that was delivered or cannot be."""
         with self.transaction():
             self._now.add("DELETE FROM notifications WHERE id = ?", (each.id,))
             self._now.events.append((self._clock(), kind, each.job, None, text))
 
     def place(self, job: JobRecord, attempt: AttemptRecord, text: str) -> None:
-        """Write down that a job is about to start there; only after that may a process be made."""
+        """Record that a job is about to start; only afterwards may a process be created."""
         with self.transaction():
             self._now.add_attempt(attempt)
             self.move(job, "place", State.STARTING, text)
@@ -336,12 +336,12 @@ class JobStore:
         return self._pending.attempts.get(number) or self.attempts[number]
 
     def revise(self, attempt: AttemptRecord, **promise: Any) -> AttemptRecord:
-        """Give an attempt that is alive another promise."""
+        """Change the promise of a live attempt."""
         with self.transaction():
             return self._now.change_attempt(attempt, promise)
 
     def run(self, attempt: AttemptRecord, started: float) -> None:
-        """The process was seen alive."""
+        """Record that the process of an attempt runs."""
         with self.transaction():
             self._now.change_attempt(attempt, {"state": RUNNING, "started": started})
             job = self.job(attempt.job)
@@ -349,26 +349,26 @@ class JobStore:
                 self.move(job, "run", State.RUNNING, started=job.started or started)
 
     def end_attempt(self, attempt: AttemptRecord, cause: Cause, detail: str, **record: Any) -> AttemptRecord:
-        """The attempt is over; what becomes of its job is moved beside it, in the same transaction."""
+        """Record the end of an attempt; its job must be moved in the same transaction."""
         return self._now.change_attempt(attempt, {"state": ENDED, "cause": cause, "detail": detail, **record})
 
     def charge(self, user: str, used: float, at: float, half_life: float) -> None:
-        """Add GPU-seconds to a user's account, as they count at a time; what was there has faded by then."""
+        """Add GPU-seconds, weighted at a time, to a user's account, whose balance has decayed until then."""
         before = self._now.accounts.get(user) or self.accounts.get(user) or Account(0.0, at)
         self._now.accounts[user] = before.charged(used, at, half_life)
 
     def event(self, kind: str, job: JobRecord | None = None, text: str = "", attempt: int | None = None) -> None:
-        """A line for whoever follows what happens."""
+        """Add an event."""
         with self.transaction():
             self._now.events.append((self._clock(), kind, job.id if job else None, attempt, text))
 
     def kept_estimates(self, key: str) -> list[tuple[float, dict[str, Any]]]:
-        """What earlier estimates with that key said, and when, the newest first."""
+        """Return the times and answers of earlier estimates with a key, newest first."""
         rows = self._database.rows("SELECT made, answer FROM estimates WHERE key = ? ORDER BY made DESC", (key,))
         return [(row["made"], unpacked(row["answer"])) for row in rows]
 
     def keep_estimate(self, key: str, upper: int | None, seconds: float, answer: dict[str, Any]) -> None:
-        """Keep an estimate with what it followed from. Of one key the newest few are kept, and none for ever."""
+        """Store an estimate with its inputs. Only the newest few of a key are kept, and only for a time."""
         answer_text, now = packed(answer), self._clock()
         with self.transaction():
             if len(answer_text) <= _LARGEST_ANSWER:
@@ -388,7 +388,7 @@ class JobStore:
             )
 
     def runs(self, key: str) -> list[tuple[int, float]]:
-        """What the last runs with that key took: the most bytes on one GPU, and seconds."""
+        """Return the last runs with a key: the most bytes on one GPU, and seconds."""
         rows = self._database.rows(
             "SELECT used, elapsed FROM runs WHERE key = ? AND ended >= ?", (key, self._clock() - _KEPT_FOR)
         )
@@ -406,12 +406,12 @@ class JobStore:
             )
 
     def keep_curve(self, job: int, number: int, step: float, values: Sequence[int | None]) -> None:
-        """Keep the memory of an attempt over time."""
+        """Store the memory of an attempt over time."""
         with self.transaction():
             self._now.add("INSERT OR REPLACE INTO curves VALUES (?, ?, ?, ?)", (job, number, step, json.dumps(values)))
 
     def work(self, id: str) -> WorkRecord | None:
-        """What is known of a work. Any thread may ask."""
+        """Return a workload, if known. Thread-safe."""
         record = self._pending.works.get(id) or self._works.get(id)
         if record is None:
             for row in self._database.rows("SELECT * FROM works WHERE id = ?", (id,)):
@@ -420,7 +420,7 @@ class JobStore:
         return record
 
     def keep_work(self, work: WorkRecord) -> None:
-        """Keep what is known of a work now; what no job needs is not kept for ever."""
+        """Store a workload; one that no job needs is deleted after a time."""
         with self.transaction():
             self._now.works[work.id] = dataclasses.replace(work, changed=self._clock())
 
@@ -430,18 +430,18 @@ class JobStore:
         self._works |= {work.id: work for work in works}
 
     def keep_site(self, values: dict[str, Any]) -> None:
-        """Keep what the daemon has and goes by."""
+        """Store the daemon's GPUs and rules."""
         with self.transaction():
             self._now.add("DELETE FROM site", ())
             self._now.add("INSERT INTO site VALUES (?)", (json.dumps(values),))
 
     def site(self) -> dict[str, Any] | None:
-        """What the daemon had and went by when it last began; None where an earlier version kept nothing."""
+        """Return the daemon's GPUs and rules at its last start; None if an earlier version stored none."""
         rows = self._database.rows("SELECT told FROM site")
         return dict(json.loads(rows[0]["told"])) if rows else None
 
     def drain(self, new: Drain, replaced: Sequence[int], text: str) -> None:
-        """Give a GPU no new jobs; this drain takes the place of others."""
+        """Add a drain of a GPU in place of others."""
         values = (new.gpu, new.begin, new.until, stored(new.users), stored(new.groups), new.reason)
         with self.transaction():
             self._now.add("DELETE FROM drains WHERE id = ?", *((number,) for number in replaced))
@@ -451,14 +451,14 @@ class JobStore:
             self.event("drained", None, text)
 
     def resume(self, drains: Sequence[int], gpu: str) -> None:
-        """Take drains of a GPU back."""
+        """Remove drains of a GPU."""
         with self.transaction():
             self._now.add("DELETE FROM drains WHERE id = ?", *((number,) for number in drains))
             self.event("resumed", None, gpu)
 
     def skip_numbers(self, highest: int) -> int:
-        """Give new jobs higher numbers only, and return how many were skipped: a restored database does not know the
-        last jobs, but their files are there."""
+        """Give new jobs only numbers above `highest`, and return how many were skipped: a restored database lacks the
+        last jobs, but their files exist."""
         skipped = highest - self._last_job
         if skipped <= 0:
             return 0
@@ -469,7 +469,7 @@ class JobStore:
         return skipped
 
     def forget(self, before: float) -> list[int]:
-        """Delete events and curves of jobs that ended before a time; return these jobs, whose files may go too."""
+        """Delete events and curves of jobs that ended before a time; return these jobs, to delete their files."""
         with self.transaction():
             self._now.add("DELETE FROM curves WHERE job IN (SELECT id FROM jobs WHERE ended < ?)", (before,))
             self._now.add(

@@ -1,4 +1,4 @@
-"""A job and an attempt as they stand in the database, the states of a job, and why attempts end.
+"""The records of jobs and attempts in the database, the states of jobs, and the causes of ends.
 
     submit ─► queued ─► starting ─► running ─► done
                │ ▲  ▲        │           │ ├───► failed
@@ -7,9 +7,9 @@
                ▼ │                    stopping ─► cancelled, failed, or queued again
                held
 
-What is over can be put into the queue again (requeue).
+A finished job can be queued again (requeue).
 
-A transition has a name and is in the table `TRANSITIONS`, or it does not happen. Records are values that do not change.
+Only the named transitions in the table `TRANSITIONS` can happen. Records are immutable.
 """
 
 import dataclasses
@@ -41,12 +41,12 @@ class State(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Nothing will happen to the job any more."""
+        """Whether the job has finished."""
         return self in OVER
 
     @property
     def is_live(self) -> bool:
-        """A process of the job may be alive."""
+        """Whether a process of the job may be alive."""
         return self in LIVE
 
 
@@ -56,7 +56,7 @@ WAITING = frozenset({State.QUEUED, State.HELD})
 
 
 class Cause(StrEnum):
-    """Why an attempt ended, by evidence; docs/how-to/run-jobs.md says by which."""
+    """The cause of an attempt's end; docs/how-to/run-jobs.md lists the evidence for each."""
 
     FINISHED = "finished"
     OWN_FAILURE = "failed by itself"
@@ -75,7 +75,7 @@ class Cause(StrEnum):
     HOST_RESTARTED = "host restarted"
 
 
-# Nothing the program itself did; tried again without a larger promise.
+# Not the program's fault; retried with the same promise.
 INFRASTRUCTURE = frozenset(
     {Cause.MPS_LOST, Cause.GPU_LOST, Cause.NOT_STARTED, Cause.SUPERVISOR_LOST, Cause.HOST_RESTARTED, Cause.KILLED}
 )
@@ -96,7 +96,7 @@ TRANSITIONS: dict[str, tuple[frozenset[State], frozenset[State]]] = {
 
 
 def check_transition(name: str, before: State, after: State) -> None:
-    """Refuse what is not in the table.
+    """Refuse a transition that is not in the table.
 
     >>> check_transition("place", State.DONE, State.STARTING)
     Traceback (most recent call last):
@@ -116,20 +116,20 @@ class Need(NamedTuple):
     kind: str
 
     def text(self, name: Callable[[int], str]) -> str:
-        """Its name in a sentence, with the names of jobs by their numbers."""
+        """Return the dependency for a sentence; `name` names a job by its number."""
         return f"array {self.job}" if self.whole else f"job {name(self.job)}"
 
     def reference(self, name: Callable[[int], str]) -> str:
-        """As a submitter writes it."""
+        """Return the dependency as a submitter writes it."""
         return f"{'any:' if self.kind == 'any' else ''}{f'{self.job}_all' if self.whole else name(self.job)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
     """A job; unknown is `None`. `spec` is the request, shared by an array; `request` is the job's own. `work` is its
-    workload's id, `breakdown` (JSON) the parts of its estimate in bytes. `promises` are those of ranks that differ;
-    `promise` is the largest, and `estimate_note` says where it comes from. As long as an estimate is to come,
-    `estimate_key` is set."""
+    workload's id, `breakdown` (JSON) the parts of its estimate in bytes. If ranks differ, `promises` has the promise of
+    each, and `promise` the largest; `estimate_note` names its source. While an estimate is pending, `estimate_key` is
+    set."""
 
     id: int
     submission: str
@@ -171,19 +171,19 @@ class JobRecord:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What was asked for, as `JobSpec` takes it; `{index}` in the command is the job's place in its array."""
+        """Return the request, as `JobSpec` accepts it, with the job's array index for `{index}` in the command."""
         values: dict[str, Any] = self.spec["asked"]
         if self.array_index is None:
             return values
         return {**values, "command": [word.replace("{index}", str(self.array_index)) for word in values["command"]]}
 
     def with_changes(self, changes: dict[str, Any]) -> "JobRecord":
-        """The same job with other values: what `dataclasses.replace` does, fast enough for ten thousand at a time."""
+        """Return the job with other values, like `dataclasses.replace`, but fast enough for ten thousand jobs."""
         return new_job({**self.__dict__, **changes})
 
     @property
     def reference(self) -> str:
-        """How people name it: by its number, and a part of an array by the array's number and its index."""
+        """Return the reference to the job: its number, or the array's number and its index."""
         return str(self.id) if self.array_id is None else f"{self.array_id}_{self.array_index}"
 
 
@@ -191,7 +191,7 @@ _DEFAULTS = {column.name: column.default for column in dataclasses.fields(JobRec
 
 
 def new_job(values: dict[str, Any]) -> JobRecord:
-    """A job of these values, without the cost of a frozen dataclass's `__init__`: arrays have thousands."""
+    """Return a job with these values, without the cost of a frozen dataclass's `__init__`, for large arrays."""
     job = object.__new__(JobRecord)
     job.__dict__.update(_DEFAULTS)
     job.__dict__.update(values)
@@ -228,7 +228,7 @@ class AttemptRecord:
 
     @property
     def memory(self) -> dict[str, int]:
-        """What it was promised, by slot; 0 where that is not known."""
+        """Return the promise by slot; 0 if unknown."""
         return by_slot(self.slots, self.promise, self.promises)
 
 
@@ -263,17 +263,17 @@ class Drain:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it lets nobody in and has no end."""
+        """Whether the drain has no exceptions and no end."""
         return self.until is None and not self.users and not self.groups
 
     def closes(self, now: float) -> bool:
-        """Whether nobody gets the GPU now."""
+        """Whether the drain keeps all new jobs off the GPU now."""
         return self.is_plain and self.begin <= now
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notification:
-    """That the end of a job is to be told: by what (hook, command), which command where, and the facts."""
+    """A pending notification of a job's end: its kind (hook or command), its target, and the facts."""
 
     id: int
     job: int
@@ -293,7 +293,7 @@ _KINDS: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (
 
 
 def _types(record: type) -> dict[str, tuple[type, ...]]:
-    """By column, what SQLite may give for it; fields that are kept as text in another form are text."""
+    """Return the types that SQLite may return, by column; fields that are stored in another form are text."""
     types = {}
     for each in dataclasses.fields(record):
         kinds = get_args(each.type) if isinstance(each.type, UnionType) else [each.type]
@@ -306,7 +306,7 @@ _JOB_TYPES.pop("spec")
 
 
 def spec_from_text(text: str) -> dict[str, Any]:
-    """What was asked for, as the table `specs` keeps it; anything else is a `ValueError`."""
+    """Parse a request as the table `specs` stores it; raise `ValueError` for anything else."""
     spec: dict[str, Any] = _object(text, "spec", dict)
     if not isinstance(spec.get("asked"), dict):
         raise ValueError("spec does not say what was asked for")
@@ -314,7 +314,7 @@ def spec_from_text(text: str) -> dict[str, Any]:
 
 
 def job_from_row(row: sqlite3.Row, spec: dict[str, Any] | ValueError) -> JobRecord:
-    """The job of a row of `jobs`; one that cannot be a job is a `DamagedRecord`. `spec` is what its `spec_id` names."""
+    """Return the job of a row of `jobs`; raise `DamagedRecord` for an invalid one. `spec` is that of its `spec_id`."""
     try:
         values = _values(row, _JOB_TYPES)
         if isinstance(spec, ValueError):
@@ -329,7 +329,7 @@ def job_from_row(row: sqlite3.Row, spec: dict[str, Any] | ValueError) -> JobReco
 
 
 def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
-    """The attempt of a row; one that cannot be an attempt is a `DamagedRecord` of its job."""
+    """Return the attempt of a row; raise the `DamagedRecord` of its job for an invalid one."""
     try:
         values = _values(row, _ATTEMPT_TYPES)
         values["slots"] = tuple(_object(values["slots"], "slots", list))
@@ -342,7 +342,7 @@ def attempt_from_row(row: sqlite3.Row) -> AttemptRecord:
 
 
 def work_from_row(row: sqlite3.Row) -> WorkRecord:
-    """The work of a row of `works`; of one that cannot be read nothing is known."""
+    """Return the workload of a row of `works`, without a prediction if the row is unreadable."""
     try:
         predicted = _object(row["predicted"], "predicted", dict)
     except ValueError:

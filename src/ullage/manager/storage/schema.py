@@ -1,6 +1,6 @@
 """The tables of the manager's database."""
 
-VERSION = 24  # one more when a table changes; a database of a version that cannot be migrated is refused
+VERSION = 24  # raised when a table changes; databases of versions without a migration are refused
 
 _RUNS = """
 CREATE TABLE runs (                       -- what the last runs of a command took
@@ -13,7 +13,7 @@ CREATE INDEX runs_by_key ON runs (key);
 CREATE INDEX runs_by_age ON runs (ended);
 """
 
-# What brings a database of an older version to the next one, by the older version.
+# Migrations to the next version, by the older version.
 MIGRATIONS = {
     23: f"""
 {_RUNS}
@@ -160,7 +160,7 @@ CREATE TABLE site (told TEXT NOT NULL);   -- the GPUs, policy and rules of the d
     + _RUNS
 )
 
-# The variables of a job may be secret and are not kept longer than the job needs them; their names are.
+# The variables of a job may be secret, so only their names are kept after its end.
 DROP_ENVIRONMENT = """
 UPDATE specs SET content = json_set(
     json_remove(content, '$.asked.env'), '$.variables',

@@ -1,4 +1,4 @@
-"""The tokens of the API that users made: of each only a hash is kept, whose it is, and what it allows."""
+"""The API tokens of users. The database has only the hash, the user and the scope of each."""
 
 import hashlib
 import secrets
@@ -15,7 +15,7 @@ BEGINNING = "ullage_"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    """A token, without the token itself; times in seconds since 1970."""
+    """A token, without the token itself. Times are in seconds since 1970."""
 
     id: int
     hash: str
@@ -29,7 +29,7 @@ class TokenRecord:
 
 
 class TokenStore:
-    """Makes, lists and revokes tokens, within a transaction of the job store. Any thread may ask whose one is."""
+    """Makes, lists and revokes tokens, within a transaction of the job store. `find` is thread-safe."""
 
     def __init__(self, database: Database, store: JobStore, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
@@ -37,7 +37,7 @@ class TokenStore:
         self._by_hash = {row["hash"]: TokenRecord(**dict(row)) for row in rows}
 
     def make(self, uid: int, user: str, scope: str, name: str, lasts: float | None) -> tuple[str, TokenRecord]:
-        """A new token, which nobody can be told again, and what is kept of it."""
+        """Make a token; return it, for the only time, with its record."""
         token = BEGINNING + secrets.token_urlsafe(32)
         now = self._clock()
         record = TokenRecord(
@@ -55,7 +55,7 @@ class TokenStore:
         return token, record
 
     def records(self, uid: int | None = None) -> list[TokenRecord]:
-        """All that are kept, or those of one user, the oldest first."""
+        """Return all records, or those of one user, oldest first."""
         return [each for each in list(self._by_hash.values()) if uid in (None, each.uid)]
 
     def one(self, number: int) -> TokenRecord:
@@ -65,13 +65,13 @@ class TokenStore:
         raise InvalidValue(f"no token {number}; 'ullage admin token list' lists them")
 
     def revoke(self, record: TokenRecord) -> None:
-        """It is worth nothing any more once this is on disk."""
+        """Revoke a token, from the commit of the transaction on."""
         now = self._clock()
         self._store.also("UPDATE tokens SET revoked = ? WHERE id = ?", (now, record.id))
         self._store.afterwards(partial(self._take, replace(record, revoked=now)))
 
     def find(self, token: str) -> TokenRecord | None:
-        """Whose token it is; `None` for one that nobody made, that was revoked, or whose time is over."""
+        """Return the record of a token; `None` if it is unknown, revoked or expired."""
         record = self._by_hash.get(_hash(token)) if token.startswith(BEGINNING) else None
         if record is None or record.revoked is not None:
             return None

@@ -1,4 +1,4 @@
-"""The forms of traces: `own` is the project's, `carma` and `public` have those that others published.
+"""The formats of traces: `own` is the project's; `carma` and `public` read those that others have published.
 
-`ullage.manager.simulation.reading` knows them all. `files` opens files and reads tables with errors that name the line.
+`ullage.manager.simulation.reading` lists them all. `files` opens files and reads tables; its errors name the line.
 """

@@ -1,4 +1,4 @@
-"""The evaluation traces of RAD-RM and CARMA: jobs by the names of their scripts, with three estimators' answers."""
+"""The evaluation traces of RAD-RM and CARMA: jobs by script name, with the estimates of three estimators."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,11 @@ from ullage.units import MIB
 _NEEDED = ("arrival_s", "model", "batch_size", "gpus", "mem_mib", "duration_min_mapper")
 _ESTIMATES = {"horus": "horus_mib", "faketensor": "faketensor_mib", "gpumemnet": "gpumemnet_mib"}
 _CAP_MIB = 40000
-_UNNAMED = {"train": "maskrcnn"}  # scripts whose name does not say what they train
+_UNNAMED = {"train": "maskrcnn"}  # scripts whose names do not name the model
 
 
 def _read(path: Path, assignment: Assignment) -> JobTrace:
-    """Jobs come at `arrival_s` and work `duration_min_mapper` minutes alone; memory and estimates are the file's."""
+    """Read jobs that arrive at `arrival_s` and work `duration_min_mapper` minutes alone, with memory and estimates."""
     kinds: dict[tuple[str, int], JobKind] = {}
     jobs: list[TraceJob] = []
     notes: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Files of traces: opened whether packed or not, and tables whose cells are read with errors that name the line."""
+"""Reads trace files, compressed or not, and the cells of tables, with errors that name the line."""
 
 import csv
 import gzip
@@ -18,7 +18,7 @@ from ullage.errors import InvalidValue, UllageError
 from ullage.units import MIB, parse_bytes, parse_duration
 
 _T = TypeVar("_T")
-_HEAD = 1 << 16  # characters that are enough to recognise a form
+_HEAD = 1 << 16  # characters that are enough to recognise a format
 _PACKED = {".gz": "a gzip", ".xz": "an xz"}
 _ABSENT = frozenset(("", "nan", "none", "null", "na"))
 
@@ -81,7 +81,7 @@ def has_columns(*names: str) -> Callable[[str], bool]:
 
 
 class TraceRow:
-    """A row of a table: cells by column. Errors name `where` it is (file and line) and the column."""
+    """A row of a table: cells by column. Errors name its place `where` (file and line) and the column."""
 
     __slots__ = ("_columns", "_values", "where")
 
@@ -129,7 +129,7 @@ class TraceRow:
         return bool(re.match(r"\d{4}-\d\d-\d\d", self.text(column)))
 
     def moment(self, column: str) -> float:
-        """Seconds: a number, or a date and time such as 2026-03-01T08:00:00 (UTC unless it says otherwise)."""
+        """Return seconds, from a number or from a date and time such as 2026-03-01T08:00:00 (UTC by default)."""
         text = self.text(column)
         try:
             value = float(text)
@@ -158,7 +158,7 @@ class TraceRow:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds since 1970 of a date and time; UTC unless it says otherwise.
+    """Return the seconds since 1970 of a date and time (UTC by default).
 
     >>> seconds_of("1970-01-02 00:00:01")
     86401.0
@@ -187,7 +187,7 @@ def left_out(count: int) -> list[str]:
 
 
 def jobs_are(count: int) -> str:
-    """So many jobs, and the verb.
+    """Return a number of jobs in words, with the verb.
 
     >>> jobs_are(1), jobs_are(2000)
     ('1 job is', '2,000 jobs are')

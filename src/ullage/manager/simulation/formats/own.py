@@ -1,6 +1,6 @@
-"""The project's own form of traces, as CSV and as JSON; docs/reference/traces.md says what it has.
+"""The project's own format of traces, as CSV and JSON; see docs/reference/traces.md.
 
-CSV names a known workload or has the memory; JSON also holds what kinds of jobs do on a GPU, so it loses nothing.
+CSV has a known workload or the memory of each job; JSON also has the activity of kinds of jobs, so it loses nothing.
 """
 
 import csv
@@ -36,8 +36,8 @@ def _is_json(text: str) -> bool:
 
 
 def write_trace(trace: JobTrace, path: str | Path) -> None:
-    """Write a trace as CSV or JSON, by the name of the file (.csv, .json, .csv.gz, .json.gz), which must not exist.
-    CSV has no figures of what kinds do on GPUs, so only those of known workloads survive."""
+    """Write a trace as CSV or JSON, by the name of the file (.csv, .json, .csv.gz, .json.gz), which must not exist. CSV
+    has no activity of kinds on GPUs, so only that of known workloads survives."""
     path = Path(path)
     suffixes = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
     lines = {".csv": _csv_lines, ".json": _json_lines}.get(suffixes[0] if suffixes else "")

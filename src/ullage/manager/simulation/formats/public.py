@@ -1,6 +1,6 @@
 """Public traces: Microsoft's Philly, Alibaba's PAI of 2020 and its GPU trace of 2023, and SenseTime's Helios.
 
-They say when jobs came, how long they ran and on how many GPUs, and not what they trained (`Assignment` does).
+They have the arrivals, run times and GPU counts of jobs, but not their training, which `Assignment` chooses.
 """
 
 import csv
@@ -53,7 +53,7 @@ _HELIOS = ("user", "gpu_num", "submit_time", "duration")
 
 
 def _read_helios(path: Path, assignment: Assignment) -> JobTrace:
-    """Jobs of every state that had GPUs and ran."""
+    """Read jobs of every state that had GPUs and ran."""
     jobs, others = [], 0
     for row in table(path, _HELIOS):
         gpus, run_s = row.number("gpu_num", 0), row.number("duration", 0)
@@ -83,7 +83,7 @@ def _read_pods(path: Path, assignment: Assignment) -> JobTrace:
 
 
 _TASKS, _JOBS = "pai_task_table", "pai_job_table"
-_PAI = {  # the columns, as the .header files have them; the tables have no first line of names
+_PAI = {  # columns from the .header files, since the tables have no header line
     _TASKS: [
         "job_name",
         "task_name",
