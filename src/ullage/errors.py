@@ -169,7 +169,7 @@ class PolicyFailed(UllageError, RuntimeError):
 
 
 class StoreDamaged(UllageError, RuntimeError):
-    """The manager's database is damaged; nothing was changed. The text says how to restore it."""
+    """The daemon's database is damaged; nothing was changed. The text says how to restore it."""
 
 
 class DamagedRecord(UllageError, RuntimeError):

@@ -34,7 +34,7 @@ EXPANDABLE_EXTRA_DIVISOR: Final = 8
 ADDRESS_UNIT: Final = 32 * MIB
 # Not PyTorch's: CUDA's unified addresses fit in 48 bits, so (size, address) packs into one integer key
 ADDRESS_BITS: Final = 48
-# Not PyTorch's: where imitated addresses begin, downwards; real ones lie near 0x7f0000000000
+# Not PyTorch's: the highest imitated address; real ones are near 0x7f0000000000
 HIGHEST_ADDRESS: Final = 1 << 47
 
 # Not PyTorch's: bytes of a card "without limit". Addresses have 47 bits, and expandable segments set aside several
@@ -77,7 +77,7 @@ class Block:
         self.requested = 0
         self.prev: Block | None = None
         self.next: Block | None = None
-        self.key = 0  # where a free block stands in its FreeList
+        self.key = 0  # the sort key of a free block in its FreeList
         self.born = 0  # the pool's count of searches when the block became free: its age under collection
 
     @property
@@ -174,7 +174,7 @@ _FIRST_INTERVAL = ROUNDUP_START.bit_length() - 1
 
 
 def block_size(size: int, divisions: Sequence[int]) -> int:
-    """The size of the block that serves a request (PyTorch's round_size)."""
+    """Return the size of the block that serves a request (PyTorch's round_size)."""
     if size < MIN_BLOCK_SIZE:
         return MIN_BLOCK_SIZE
     interval = min(max(size.bit_length() - 1 - _FIRST_INTERVAL, 0), ROUNDUP_INTERVALS - 1)
@@ -187,7 +187,7 @@ def block_size(size: int, divisions: Sequence[int]) -> int:
 
 
 def segment_size(block: int, large_segment_size: int) -> int:
-    """The size of the segment that is taken from the driver for a block (PyTorch's get_allocation_size)."""
+    """Return the size of the segment that the driver provides for a block (PyTorch's get_allocation_size)."""
     if block <= SMALL_SIZE:
         return SMALL_BUFFER
     if block < MIN_LARGE_ALLOC:
@@ -195,7 +195,7 @@ def segment_size(block: int, large_segment_size: int) -> int:
     return round_up(block, ROUND_LARGE)
 
 
-# Where cudaMalloc puts segments: a deterministic imitation.
+# The places of cudaMalloc's segments: a deterministic imitation.
 #
 # Addresses matter because best fit breaks ties between free blocks of one size by address. The rule was read
 # off 27,291 segments in 243 histories recorded on one H200 (driver 580.159, PyTorch 2.11): the driver takes
@@ -212,7 +212,7 @@ def segment_size(block: int, large_segment_size: int) -> int:
 # each segment directly below the last                  209              4.4 %
 # each segment directly above the last                  160              17.3 %
 #
-# Peak reserved memory is equal in the same 237. The others differ where libraries (cuBLAS, cuDNN, kernels as
+# Peak reserved memory is equal in the same 237. The others differ when libraries (cuBLAS, cuDNN, kernels as
 # they load) take addresses too, which no history shows. No history returns segments, so the reuse of addresses
 # is a guess: a wholly free piece is forgotten, and a new piece takes the highest room that fits it.
 

@@ -38,7 +38,7 @@ from ullage.units import GIB, KIB, MIB
 
 @dataclass(eq=False)
 class OutOfMemory(RuntimeError):
-    """Raised by `malloc` where PyTorch raises torch.OutOfMemoryError. All numbers are bytes."""
+    """Raised by `malloc` when PyTorch would raise torch.OutOfMemoryError. All numbers are bytes."""
 
     requested: int
     rounded: int  # size of the block that the request needs
@@ -87,7 +87,7 @@ class CachingAllocator(Segments):
 
     ``capacity`` is the memory that the driver can still give (the card less the CUDA context), ``total_memory`` the
     card, to which a memory fraction applies. ``segment_address`` maps the size of a new segment to its address (below
-    2**48); without it addresses imitate cudaMalloc's, see `AddressSpace`. ``driver`` is asked for every segment if
+    2**48); without it addresses imitate cudaMalloc's, see `AddressSpace`. ``driver`` provides every segment if
     processes share the card. ``on_event`` is called with (action, address, size), also for each segment or page of one.
     """
 

@@ -22,7 +22,7 @@ class RequestLog:
     def __init__(self, keeps: bool = True, first: int = 0) -> None:
         self._keeps = keeps
         self._entries: list[int] = []  # bytes; for a free, minus how many requests ago; 0 for an emptied cache
-        self._lanes: dict[int, int] = {}  # by place, where not on the default stream outside all private pools
+        self._lanes: dict[int, int] = {}  # by place, unless on the default stream outside all private pools
         self._next = first
         self.tried_at: list[int] = []  # places of requests that were only tried
         self.possible_sizes: list[tuple[int, int]] = []  # places, and the bytes that may be requested there
@@ -180,7 +180,7 @@ class RequestLog:
 
 
 class History(NamedTuple):
-    """What an allocator did: actions (`blocks.ALLOC` and the others), addresses, and sizes as requested (segments: as
+    """An allocator's events: actions (`blocks.ALLOC` and the others), addresses, and sizes as requested (segments: as
     taken)."""
 
     action: list[int]

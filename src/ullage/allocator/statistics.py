@@ -87,7 +87,7 @@ class Counters:
 
 
 def memory_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
-    """The flat dictionary of torch.cuda.memory_stats(), sorted by key as there."""
+    """Return the flat dictionary of torch.cuda.memory_stats(), sorted by key as there."""
     stats = raw_stats(counters, max_split_size)
     for key, at_reset in counters.stats_at_reset.items():
         stats[key] -= at_reset
@@ -95,7 +95,7 @@ def memory_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
 
 
 def accumulated(counters: Counters, max_split_size: int) -> dict[str, int]:
-    """The entries that reset_accumulated_memory_stats() sets to zero, as they are now."""
+    """Return the current entries that reset_accumulated_memory_stats() sets to zero."""
     return {
         key: value
         for key, value in raw_stats(counters, max_split_size).items()
@@ -104,7 +104,7 @@ def accumulated(counters: Counters, max_split_size: int) -> dict[str, int]:
 
 
 def raw_stats(counters: Counters, max_split_size: int) -> dict[str, int]:
-    """Like ``memory_stats``, but unsorted and counted from the allocator's creation."""
+    """Return ``memory_stats``, but unsorted and counted from the allocator's creation."""
     stats: dict[str, int] = {}
     for name, (current, peak, total) in _rows(counters).items():
         stats[f"{name}.current"] = current

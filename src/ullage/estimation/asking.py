@@ -168,7 +168,7 @@ def pytorch_release(name: str | None) -> Iterator[None]:
 
 
 def check_plan(plan: Training, request: JobRequest) -> None:
-    """Refuse a question about the training that the run could not answer, before anything runs."""
+    """Refuse a training whose cost could not be computed from the run, before anything runs."""
     plan.check(tells_epoch=request.kind == SCRIPT, tells_step=request.kind in (SCRIPT, MODEL))
 
 

@@ -53,7 +53,7 @@ class Search:
         return len(self._taken)
 
     def largest(self, start: int) -> int:
-        """The largest number that fits, a multiple of the step; 0 if none does."""
+        """Return the largest number that fits, a multiple of the step; 0 if none does."""
         number = max(1, start // self._step)
         while True:
             self._taken[number], fits = self._trial(number * self._step)
@@ -100,7 +100,7 @@ class Search:
         return LARGEST if rise <= 0 else first + int((wanted - self._taken[first]) * (second - first) / rise)
 
 
-# What can be searched for: the option that gives the first number, the default for it, and the step.
+# The sizes that can be searched: the option that gives the first number, its default, and the step.
 WHAT = {
     "batch-size": ("batch_size", 8, 1),
     "sequence-length": ("sequence_length", 128, 1),

@@ -63,7 +63,7 @@ def _roomiest(cards: Iterable[GPU]) -> GPU:
 def _moved(e: Estimate, ran_on: GPU, card: GPU) -> Estimate | None:
     context = e.breakdown["context"] + (card.context or 0) - (ran_on.context or 0)
     allocated, reserved = e.peaks
-    if e.without_trials is not None:  # how much is tried depends on the memory of the card
+    if e.without_trials is not None:  # the memory that is tried depends on the card's
         return None
     process = reserved + context
     fits = process <= card.usable

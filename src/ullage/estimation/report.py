@@ -61,7 +61,7 @@ def rendered_notes(notes: Sequence[str]) -> Iterator[RenderableType]:
 
 
 def _bar(estimate: "Estimate", width: int) -> Padding:
-    """The GPU's memory as a bar, or, if the job does not fit, the job's with a mark at the end of the GPU's."""
+    """Return the GPU's memory as a bar, or, if the job does not fit, the job's with a mark at the GPU's end."""
     whole = max(estimate.gpu_memory, estimate.figure, 1)
     drawn, used = Text(), 0
     for name, size in estimate.breakdown.items():

@@ -37,7 +37,7 @@ ARCHITECTURE_CARDS = {
 
 @cache
 def catalogue_tables() -> dict[str, Any]:
-    """The catalogue's file: the tables `generation`, `capability`, `gpu` and `mig`, and the list `context`."""
+    """Return the catalogue's file: the tables `generation`, `capability`, `gpu` and `mig`, and the list `context`."""
     return tomllib.loads(files("ullage.hardware").joinpath("catalogue.toml").read_text(encoding="utf-8"))
 
 

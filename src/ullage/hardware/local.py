@@ -13,7 +13,7 @@ _SAME_MEMORY = 0.10
 
 
 def local_gpus(nvml: Any = None) -> list[GPU]:
-    """The GPUs of this machine, in NVML's order. A GPU in MIG mode is listed as its instances. `[]` without a driver.
+    """Return this machine's GPUs, in NVML's order; `[]` without a driver. A GPU in MIG mode is listed as its instances.
 
     A GPU that the catalogue knows by device name and size keeps its figures, with the memory that NVML
     reports; other GPUs have `None` for what NVML does not report. `nvml` is the module `pynvml` (package

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 # Assumed for unknown figures of a card: those of the H200, on which kernels were measured.
 MEASURED_CAPABILITY, _MEASURED_SHARED_KIB, _MEASURED_SMS, _MEASURED_THREADS = (9, 0), 228, 132, 2048
 
-# The minor number only matters where one major number covers two generations.
+# The minor number matters only if one major number covers two generations.
 _GENERATIONS = {
     (6, None): "pascal",
     (7, 5): "turing",
@@ -24,7 +24,7 @@ class GPU:
     """One GPU as a job sees it. Sizes are bytes; a figure that is not known is `None`, never 0.
 
     - `memory` is the total that nvidia-smi prints; `usable` what PyTorch can get (`cudaMemGetInfo`'s total),
-      from `usable_source`, which begins with "derived" where no published figure is known.
+      from `usable_source`, which begins with "derived" if no published figure is known.
     - `context` is what a training process takes outside PyTorch's allocator, `context_upper` the most to
       expect, `context_bare` a process that only created its context; `context_measured` says whether these
       were measured on this very card.

@@ -24,7 +24,7 @@ from ullage.performance.result import FILLS, KernelGroup, Utilization
 
 _ROUNDS, _CLOSE = 300, 1e-6
 _MOST_FILLED = 0.95  # of a step
-_SAME = 0.005  # of a step: gaps are not looked at again for less
+_SAME = 0.005  # of a step: smaller changes leave the gaps as they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class SharingRules:
     - `crowding`: how much longer kernels that fill the SMs run next to others, under MPS, by the share of the SMs
       that the others use.
     - `closing`: how far third jobs close the gaps between the kernels of another one, under MPS; 0 is not at all.
-    - `turn_s`: the longest turn of a process, and `switch_s`: what it takes to give the GPU to the next, time-sliced.
+    - `turn_s`: the longest turn of a process, and `switch_s`: the time to switch to the next, under time slicing.
     - `idle_w`: the watts that jobs sharing a GPU draw once, as fitted; `data_sheet.WAITING_W` is the measured value.
     """
 

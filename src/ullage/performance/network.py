@@ -112,8 +112,8 @@ class Pipeline(NamedTuple):
 
     @classmethod
     def of(cls, sent: Mapping[Collective, int]) -> Self | None:
-        """Return the pipeline that the messages of a step show: gradients come back from where activations went. In a
-        ring, as of attention, they do not."""
+        """Return the pipeline that the messages of a step show: gradients come back from the rank that got activations.
+        In a ring, as of attention, they do not."""
         to, back = ({one.peer for one in sent if one.operation == way} for way in ("send", "recv"))
         if not to or to != back:
             return None

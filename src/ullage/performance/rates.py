@@ -1,4 +1,4 @@
-"""How long an operator call works on a GPU, and how busy it keeps it: fitted to measurements on an H200.
+"""The time and GPU activity of an operator call, fitted to measurements on an H200.
 
 A call takes its least time by the data sheet (`Work.least_time`) times a factor, which regression trees predict. They
 were fitted to single calls and whole runs together, so that calls are right by themselves and add up to the time of a

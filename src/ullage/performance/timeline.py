@@ -33,7 +33,7 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True)
 class Launches:
-    """What the host launches in a step: distinct launches, and their `order` by number, beginning after a wait."""
+    """The launches of a step: distinct launches (`each`), and their `order` by number, beginning after a wait."""
 
     each: Sequence[Launch]
     order: npt.NDArray[np.int64]

@@ -1,8 +1,8 @@
 """The beginning of a child in another Python than Ullage's own: `PYTHON boot.py MODULE:FUNCTION CHANNEL TOLD`.
 
-It says that this is a Python, looks whether it will do, and puts the package `ullage` into it: that package alone. What
-lies beside it, such as the packages that Ullage itself needs, stays out of reach. Pythons from 3.6 on can read this
-file, so that one that is too old can say so.
+It reports that this is a Python, checks whether it can be used, and loads the package `ullage` into it, without the
+packages next to it, such as those that Ullage itself needs. Python 3.6 and newer can read this file, so a Python that
+is too old can report that.
 """
 
 import importlib.util

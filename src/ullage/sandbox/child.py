@@ -43,7 +43,7 @@ def main(entry: str, channel: str, options_text: str) -> None:
             given.seek(0)  # shared with an earlier attempt at this child, which may have read it
         request = json.load(given)
     with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)  # what the function runs must not read our request
+        os.dup2(nothing.fileno(), 0)  # programs that the function runs must not read our request
     if options["record"] is not None:
         from ullage.sandbox import recording
 

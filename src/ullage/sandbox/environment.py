@@ -1,4 +1,4 @@
-"""The environment of a child: it imports this very Ullage, and otherwise what its user would import."""
+"""The environment of a child: it imports this Ullage, and otherwise the packages of its user."""
 
 import os
 import site

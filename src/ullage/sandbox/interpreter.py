@@ -1,6 +1,6 @@
-"""Which Python a script runs in: one that the user names, the environment that is active, or Ullage's own.
+"""The Python that runs a script: one that the user names, the active environment's, or Ullage's own.
 
-Nothing is started here. Whether a file is a Python, and one that will do, is told by itself (`boot`).
+Nothing is started here. `boot` checks, in the process itself, whether a file is a Python that can be used.
 """
 
 import glob
@@ -70,7 +70,7 @@ def active_environment(env: Mapping[str, str] | None = None) -> str | None:
     folders = [env[name] for name in _ACTIVE if env.get(name)]
     path = env.get("PATH", "").split(os.pathsep)
     first = [folder for place in path for folder in folders if os.path.join(folder, "bin") == place]
-    folder = next(iter(first + folders), None)  # of two the one whose programs come first
+    folder = next(iter(first + folders), None)  # of two environments, the first on PATH
     if folder is None or os.path.realpath(folder) == os.path.realpath(sys.prefix):
         return None
     return folder if has_package(folder, "torch") else None

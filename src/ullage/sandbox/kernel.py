@@ -28,7 +28,7 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_VERSION, _LANDLOCK_PATH_BENEATH = 1, 1
 _WRITING = (1, *range(4, 15))  # bits: to write, remove, make, link and truncate files and folders
-_LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many bits each version has
+_LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # bits of each version
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 

@@ -103,8 +103,7 @@ def machine_memory() -> tuple[int, int]:
 
 
 def room_for(memory: int) -> int:
-    """Return the number of processes, each with so much memory, for which this machine has cores and memory; at least
-    one."""
+    """Return the number of processes of `memory` bytes for which this machine has cores and memory; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, machine_memory()[1] // memory))
 

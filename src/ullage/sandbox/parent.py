@@ -45,7 +45,7 @@ from ullage.sandbox.spawn import (
 from ullage.sandbox.worker_pool import WorkerPool
 from ullage.units import format_bytes
 
-_LOOK, _LAST_LOOK = 0.05, 0.005  # seconds: between two looks at a child, and at one that has closed its channel
+_LOOK, _LAST_LOOK = 0.05, 0.005  # seconds between checks of a child, and of one that has closed its channel
 _CHUNK = 1 << 16
 _KEPT = 1 << 16  # bytes of a child's output, the last ones
 _MOST_NOTED = 1 << 28  # bytes
@@ -244,7 +244,7 @@ class Child:
         return replace(outcome, reads=reads)
 
     def _noted_too_much(self) -> Exceeded | None:
-        """Only a child that writes to its notes itself has so many of them."""
+        """Return the limit that a record of reads exceeded, which only happens if the child writes to it itself."""
         if self.noted is None or os.fstat(self.noted[0].fileno()).st_size <= _MOST_NOTED:
             return None
         return Exceeded("written", f"wrote more than {format_bytes(_MOST_NOTED)} about what it read")

@@ -72,7 +72,7 @@ class Redirection:
         sys.meta_path.insert(0, _WhenImported(self))
         sys.addaudithook(self._refuse)
 
-    # Where a path leads.
+    # Mapping of paths.
 
     def _path(self, file: Any) -> str | None:
         """Return the absolute path of a file that may be redirected."""
@@ -332,7 +332,7 @@ class Redirection:
         self._real["symlink"](source, self.written(target, keep=False), *args, **options)
         self._folders.clear()
 
-    # What goes past them.
+    # Writes past these functions.
 
     def _refuse(self, event: str, args: tuple[Any, ...]) -> None:
         if event in _REFUSED:

@@ -47,7 +47,7 @@ _ONE_THREAD = {  # NumPy and PyArrow would start others on import, and a fork ha
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 _MOST_WRITTEN = 1 << 26  # bytes, while it imports
-_OFTEN, _SELDOM, _YOUNG = 0.1, 5.0, 10.0  # seconds between two looks at a worker, in its first seconds and later
+_OFTEN, _SELDOM, _YOUNG = 0.1, 5.0, 10.0  # seconds between checks of a young worker, of an older one, and the limit
 
 
 class WorkerPool:
@@ -68,7 +68,7 @@ class WorkerPool:
     ) -> None:
         self._request = {"preload": list(preload), "later": list(later), "idle": idle}
         self._most, self._limits = most, limits or Limits()
-        self._known: dict[Any, _Worker] = {}  # the one that was asked last comes last
+        self._known: dict[Any, _Worker] = {}  # the last used worker comes last
         self._lock = threading.Lock()
 
     def channel(
@@ -197,7 +197,7 @@ def _can_fork_after(modules: Iterable[str]) -> bool:
 
 def _fork_for_guards(channel: FdChannel, imported: recording.Reads, idle: float, end: int | None = None) -> None:
     """Fork for each guard until there was none for a while, or until the pipe `end` is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that are forked here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for those forked here
     wanted: list[Any] = [channel, *([] if end is None else [end])]
     while channel in select.select(wanted, [], [], idle)[0]:
         received = channel.receive()

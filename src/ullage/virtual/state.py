@@ -161,8 +161,7 @@ class GPUState:
         return meanings_of(dict(self._notes), group, self.peak_reserved, activations, others, cached)
 
     def note(self, kind: str, text: str) -> None:
-        """Add a line to the notes, where repeated lines are counted; `upper_bound.py` defines what a kind of note
-        means."""
+        """Add a line to the notes, which count repeated lines; `upper_bound.py` defines the kinds of notes."""
         text = plain(text)  # it may quote the script
         self._notes[kind, text] = self._notes.get((kind, text), 0) + 1
 

@@ -26,7 +26,7 @@ SURPRISES = 2  # wrong guesses that a bound allows for, each of the size of the 
 UNMEASURED_SHARE = 20  # a twentieth: the allowance for kernels that were not measured
 
 ASSUMED, LEFT_OUT = "assumed", "left_out"
-NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range(5)  # what the bound adds
+NOTHING, A_TWENTIETH, THE_ACTIVATIONS, OTHER_CONNECTIONS, WHAT_IS_CACHED = range(5)  # additions to the bound
 
 
 class NoteMeaning(NamedTuple):

@@ -19,8 +19,8 @@ from ullage.jobs.job import JobRequest
 BYTES = 4
 OVERHEAD_MIB = 800
 
-# What the authors' parser counted, found by solving their published figures for A: pooling other than adaptive,
-# dropout, stochastic depth and sigmoid are not among it.
+# Layers that the authors' parser counted, found by solving their published figures for A: it ignored dropout,
+# stochastic depth, sigmoid, and pooling other than adaptive.
 _COUNTED = re.compile(
     r"(Lazy)?Conv\w*\d[dD]|\w*Norm\w*|\w*Linear\w*|Embedding|AdaptiveAvgPool\dd|LSTM|GRU|RNN|MultiheadAttention"
     r"|\w*(ReLU|ReLU6|ELU|SiLU|GELU|GELUActivation|Tanh|Hardswish|Mish)"

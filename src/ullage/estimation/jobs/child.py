@@ -66,7 +66,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
     if question["module"] or source.endswith(".py"):
         limits = {"timeout": request["timeout"], "network": request["network"]}
         options = {**limits, **options, **_python(question, ran_in)}
-    elif os.path.exists(source):  # a model's file, which must not be taken for a name
+    elif os.path.exists(source):  # a model's file, not its name
         source = os.path.abspath(source)
     from ullage.estimation.over_gpus import estimate_over_gpus
 

@@ -44,8 +44,8 @@ class ScriptCommand(NamedTuple):
     launched_by: tuple[str, ...] = ()
 
     def ranks(self, gpus: int) -> dict[str, Any]:
-        """Return the options of an estimate for the ranks on machines with so many GPUs each. A script without a
-        launcher that has several GPUs starts a process for each of them itself."""
+        """Return the options of an estimate for the ranks on machines with `gpus` GPUs each. A script with several
+        GPUs and no launcher starts a process for each GPU itself."""
         size, by = self.world_size, {"launcher": self.launcher_text} if self.launched_by else {}
         if size is None:
             return {"world_size": gpus} if gpus > 1 else {}

@@ -43,12 +43,12 @@ from ullage.virtual.watching.convergence import MemoryConverged
 if TYPE_CHECKING:
     from ullage.estimation.timeline.trace import Trace
 
-FIRST_LOOK, LATER_LOOKS, LEAST_WORK = 2.0, 1.5, 20  # seconds, by what it grows, how much longer than a look it takes
+FIRST_LOOK, LATER_LOOKS, LEAST_WORK = 2.0, 1.5, 20  # first pause in seconds, its growth, least multiple of a look
 
 
 def run_script(values: dict[str, Any]) -> None:
     """Run the script of a request; exit by `os._exit` if the script cannot be stopped otherwise."""
-    faulthandler.enable()  # a crash says at which line of the script it was
+    faulthandler.enable()  # a crash shows the line of the script
     request = ScriptRequest.from_values(values)
     run = ScriptRun(request, give_answer, give_so_far)
     run.card.doing = say_doing
@@ -273,7 +273,7 @@ class ScriptRun:
             interrupted = meanings_of({("interrupted", ""): 1}, LEFT_OUT, self.card.peak_reserved, 0)
             self._give_so_far({**self._answer(), "interrupted": interrupted[0]})
 
-    # What the answer says.
+    # The content of the answer.
 
     def _short_run(self) -> str:
         steps = self.watcher.steps

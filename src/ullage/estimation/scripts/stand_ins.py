@@ -19,7 +19,7 @@ Note = Callable[[str, str], Any]
 
 
 def install_stand_ins(note: Note, replacements: Replacements) -> None:
-    """Let a script use stand-ins for what it can neither find nor download."""
+    """Let a script use stand-ins for metrics and data sets that it can neither find nor download."""
     _install_metrics(note, replacements)
     replacements.when_imported("torchvision.datasets", lambda module: _install_pictures(module, note, replacements))
     replacements.when_imported(

@@ -30,14 +30,14 @@ _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 _FILES = ("model.safetensors", "diffusion_pytorch_model.safetensors")  # a checkpoint in one piece
 _CONFIG = "config.json"
 _FIRST_BYTES = 1 << 17  # of a file: most headers are shorter
-_NO_COMMIT = "0" * 40  # for a repository of which nothing is in the cache
+_NO_COMMIT = "0" * 40  # for a repository that is not in the cache
 _FITTING = "ullage: weights that fit"
 _OF_CONFIG = "shapes and types are those of its configuration"
 _MODELS = {  # by module: the class of all models, and what a checkpoint of theirs is called
     "transformers.modeling_utils": ("PreTrainedModel", _FILES[0]),
     "diffusers.models.modeling_utils": ("ModelMixin", _FILES[1]),
 }
-_OTHER_WEIGHTS = {"state_dict", "gguf_file", "from_tf", "from_flax"}  # options that say where else they come from
+_OTHER_WEIGHTS = {"state_dict", "gguf_file", "from_tf", "from_flax"}  # options that name another source
 Tensors = dict[str, torch.Tensor]
 
 

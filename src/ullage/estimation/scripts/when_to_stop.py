@@ -1,4 +1,4 @@
-"""How far to follow a script: until its training has settled, and then to its end by the shortest way.
+"""Decide how far to follow a script: until its training has settled, and then to its end by the shortest way.
 
 Training has settled after at least `steps` optimizer steps (backward passes without an optimizer), when an iteration
 requests the same memory as the one before. Then validation and checkpoints are watched, which may need more memory than
@@ -41,9 +41,9 @@ SAME_BATCHES = 3  # in a row, before a validation epoch ends early
 LONGEST_EPOCH = 20.0  # seconds, if validation keeps something of each batch on the GPU
 FIRST_RECORD = 2  # the place of the first of `LongestBatch.records` among a loader's batches, if they vary
 MOST_LONGEST = 40  # batches in which the largest may be put in
-MOST_SURVEYS = 8  # data sets whose items are looked at
-LONGEST_AFTER = 60.0  # seconds for what comes after training
-MOST_STEPS_LEAVING = 50  # optimizer steps after which training is taken not to let itself be ended
+MOST_SURVEYS = 8  # data sets whose items are inspected
+LONGEST_AFTER = 60.0  # seconds for the code after training
+MOST_STEPS_LEAVING = 50  # optimizer steps after which training is assumed not to end early
 _Iterator: Any = dataloader._BaseDataLoaderIter
 
 
@@ -96,7 +96,7 @@ class LoaderWatcher:
         self._delivered: dict[int, Any] = {}  # those that handed out a batch since the last backward pass
         self._feeding: dict[Any, Any] = {}  # those that handed out the last batch before a backward pass, by their key
         self.hurry = False
-        self.end_training_epochs = True  # not where a framework counts the batches itself
+        self.end_training_epochs = True  # unless a framework counts the batches itself
 
     def install(self, replacements: Replacements) -> None:
         next_batch, resetting, next_index = _Iterator.__next__, _Iterator._reset, _Iterator._next_index

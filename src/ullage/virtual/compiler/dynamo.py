@@ -53,7 +53,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
 
 
 def _forget_compiled() -> None:
-    """Drop code compiled for another card. Resetting Dynamo where nothing was compiled would import all of Inductor."""
+    """Drop code compiled for another card. Resetting Dynamo with nothing compiled would import all of Inductor."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     if frames is not None and frames.input_codes.seen:
         sys.modules["torch._dynamo"].reset()
@@ -180,7 +180,7 @@ def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: A
 
 
 def _check_under_the_mode(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    """Up to PyTorch 2.9 a guard checks whether there is a mode: made without Ullage's, it would fail at every call."""
+    """Make guards under Ullage's mode: up to PyTorch 2.9 a guard made without it would fail at every call."""
     if release_of(torch.__version__).version <= (2, 9):
         replacements.put_inside(module.CheckFunctionManager, "__init__", lambda: gpu.mode)
 

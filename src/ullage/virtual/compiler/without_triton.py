@@ -64,7 +64,7 @@ def _run_eagerly(gpu: GPUState, replacements: Replacements, module: ModuleType) 
     if stance is not None:
         replacements.put(module, "_stance", stance(stance="force_eager"))
     choose: Any = getattr(module, "_callback_from_stance", None)
-    if choose is not None:  # asked at each call of a compiled function
+    if choose is not None:  # called at each call of a compiled function
         note_once = functools.cache(gpu.note)
 
         def choose_and_note(callback: Any) -> Any:

@@ -1,7 +1,7 @@
 """Queries of cuDNN: the plans that it has for a convolution, and the workspace of each.
 
-cuDNN is asked through its backend interface, with the graph that PyTorch builds for the problem
-(aten/src/ATen/native/cudnn/Conv_v8.cpp). A question needs no tensor and runs no kernel: 0.5 ms for the first choice, 5
+Queries use cuDNN's backend interface, with the graph that PyTorch builds for the problem
+(aten/src/ATen/native/cudnn/Conv_v8.cpp). A query needs no tensor and runs no kernel: 0.5 ms for the first choice, 5
 ms for all candidates.
 
 cuDNN's licence is for machines with NVIDIA's GPUs, so cuDNN is only queried where PyTorch runs on a real one, also
@@ -36,7 +36,7 @@ _ALIGNMENT = 32  # PyTorch's value for tensors that begin at a block of its allo
 
 
 class CudnnError(UllageError):
-    """cuDNN declined a question."""
+    """cuDNN declined a query."""
 
 
 class Cudnn:

@@ -135,7 +135,7 @@ def forward_plan(
     ask: Ask,
     capability: Capability = MEASURED_CAPABILITY,
 ) -> Plan:
-    """Convolution.cpp, _convolution. The bias is added in place afterwards and takes nothing."""
+    """Convolution.cpp, _convolution. The bias is added in place afterwards and needs no memory."""
     run = _Run(ask)
     flat = len(source.size) == 3
     if flat:

@@ -49,12 +49,12 @@ Plans = tuple[CandidatePlan, ...]
 
 
 class CannotAsk(UllageError):
-    """The reason why cuDNN could not be asked."""
+    """The reason why cuDNN could not be queried."""
 
 
 class CudnnAsker:
-    """A process that asks cuDNN on one card of this machine; the first question starts it. `python` is another Python,
-    whose cuDNN is asked, with the variables `env`."""
+    """A process that queries cuDNN on one card of this machine; the first query starts it. `python` is another Python,
+    whose cuDNN is queried, with the variables `env`."""
 
     def __init__(self, uuid: str, python: str | None = None, env: Mapping[str, str] | None = None) -> None:
         self._uuid, self._python, self._env = uuid, python, env
@@ -63,7 +63,7 @@ class CudnnAsker:
         self.cudnn = 0
 
     def ask(self, problems: Sequence[ConvolutionProblem]) -> list[Plans | None]:
-        """The plans for each problem, in the order in which PyTorch tries them; `None` where cuDNN declines."""
+        """Return the plans for each problem, in the order in which PyTorch tries them; `None` if cuDNN declines."""
         if self._line is None:
             self._start()
         answers: list[Plans | None] = []
@@ -154,7 +154,7 @@ class Answers:
         return cache() / "cudnn" / f"{kind}-{self.cudnn}.jsonl"
 
     def of(self, problem: ConvolutionProblem) -> Plans | None:
-        """Return the plans for a problem; `None` if they are unknown and cuDNN could not be asked."""
+        """Return the plans for a problem; `None` if they are unknown and cuDNN could not be queried."""
         if self.cudnn is None:
             return None
         with self._lock:
@@ -168,7 +168,7 @@ class Answers:
             return known[problem] or None
 
     def find_out(self, problems: Sequence[ConvolutionProblem]) -> None:
-        """Ask about problems and store the answers for another process; `failed` is the reason of a failure."""
+        """Query problems and store the answers for another process; `failed` is the reason of a failure."""
         with self._lock:
             known = self._remembered()
             unknown = [problem for problem in problems if problem not in known]
@@ -194,7 +194,7 @@ class Answers:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab", buffering=0) as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
-        except OSError:  # the next estimate asks again
+        except OSError:  # the next estimate queries cuDNN again
             return False
         return True
 

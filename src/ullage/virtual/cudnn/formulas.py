@@ -18,12 +18,12 @@ FORWARD, DATA, FILTER = "f", "d", "w"
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 KINDS = tuple(ITEM_BYTES)
 
-# How a tensor is padded: not taken at all; as it is; channels to 16 bytes; channels of a group, of input and output
+# The padding of a tensor's copy: no copy; as it is; channels to 16 bytes; channels of a group, of input and output
 # alike, to a power of two. The filters of a depthwise convolution are also padded to 64 channels.
 NONE, PLAIN, PADDED, WIDE, SIXTY_FOUR = range(5)
 
 _RUNNER_UP = 0.02  # share of the votes from which another size counts as possible
-# A guess on which all trees agree can fail too: of 145 such calls that nothing was fitted on, 139 were exact. A bound
+# A guess on which all trees agree can fail, too: of 145 such calls outside the fit, 139 were exact. A bound
 # allows for twice this share of the copies, which was enough for all of them (tests/virtual/test_convolutions.py).
 _LEAST_DOUBT = 0.02
 
@@ -312,7 +312,7 @@ def tile_bytes(problem: ConvolutionProblem, width: int) -> int:
 
 
 _WINOGRAD_TILES = {3: 4, 5: 9}  # by the side of the filter: results along one side of a tile
-_WINOGRAD_BATCH = 16  # samples, of which batches are padded to a multiple
+_WINOGRAD_BATCH = 16  # samples: batches are padded to a multiple
 
 
 def winograd_bytes(problem: ConvolutionProblem, other: bool = False) -> int:

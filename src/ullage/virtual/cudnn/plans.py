@@ -90,9 +90,9 @@ class EnginePlan(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How a plan cuts a problem: `tiles` (of clusters, for a persistent kernel) of `tile_bytes`, in `steps` of
-    products, and how many clusters run at once. Of a product of matrices also the rows and columns of the result, the
-    depth, and how many of its numbers have 16 bytes."""
+    """A plan's division of a problem: `tiles` (of clusters, for a persistent kernel) of `tile_bytes`, in `steps` of
+    products, and the number of `clusters` that run at once. For a product of matrices also the rows and columns of the
+    result, the depth, and the numbers in 16 bytes (`unit`)."""
 
     tiles: int = 0
     steps: int = 0

@@ -2,7 +2,7 @@
 
 Which formula (`formulas.py`) applies depends on cuDNN's plan, and that on the architecture. For the H200 a table of
 measured calls has the answer, and a network guesses the plan of other calls (`network.py`). Decision trees guess for
-every other architecture that cuDNN could be asked about (`ullage measure cudnn`). A table for another GPU in `data/`
+every other architecture that cuDNN answers for (`ullage measure cudnn`). A table for another GPU in `data/`
 serves the GPUs that its header names.
 """
 
@@ -53,8 +53,8 @@ ASKED = ((7, 5), (8, 0), (8, 6), (8, 9), MEASURED_CAPABILITY, (12, 0))  # cuDNN 
 
 
 def trees_of(capability: tuple[int, int] | None) -> str:
-    """Return the file of the trees for an architecture. One that cuDNN was not asked about has those of the H200, which
-    exist only if grown: it is shipped with a network."""
+    """Return the file of the trees for an architecture. An architecture without cuDNN's answers uses those of the H200,
+    which exist only if grown: Ullage ships a network for it."""
     major, minor = capability if capability in ASKED else MEASURED_CAPABILITY
     return f"convolution_trees-cudnn{MEASURED_CUDNN}-sm_{major}{minor}.xz"
 
@@ -343,7 +343,7 @@ def workspace(
     """Return the workspace of a problem: measured for this kind of GPU, or else guessed, also if `allow_tf32=False` or
     `deterministic=True` probably excludes the plan that was measured.
 
-    For an architecture that cuDNN was not asked about, the larger size allows for copies of all tensors in another
+    For an architecture without cuDNN's answers, the larger size allows for copies of all tensors in another
     layout: architectures differ for every second problem. Double precision, which was not measured, is assumed to need
     none.
     """

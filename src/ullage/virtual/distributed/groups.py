@@ -56,7 +56,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     replacements.put(_c10d.ProcessGroup, "_end_coalescing", lambda group, device: _done([]))
     replacements.put(_c10d.Work, "wait", _wait(gpu, groups))
     replacements.put(torch._C.Future, "then", _then(groups))
-    replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 asks
+    replacements.put(torch.cuda.nccl, "version", lambda: _NCCL_VERSION)  # the hook for bfloat16 reads it
     # The log of DistributedDataParallel needs CUDA's timers; its reducer starts them by counting iterations.
     replacements.put(homes[0].Logger, "set_runtime_stats_and_log", lambda self: None)
     if torch.version.cuda:

@@ -121,13 +121,13 @@ def is_deterministic() -> bool:
 
 
 def _transposed(size: tuple[int, ...], dtype: torch.dtype) -> New:
-    """Kernels write (batch, length, heads, size); the caller sees (batch, heads, length, size)."""
+    """Return an output written as (batch, length, heads, size) and seen as (batch, heads, length, size)."""
     batch, heads, length, last = size
     return new(size, dtype, (length * heads * last, last, heads * last, 1))
 
 
 def _transposed_copy(tensor: torch.Tensor) -> int:
-    """Bytes of a copy in the order (batch, length, heads, size); none if the tensor lies so already."""
+    """Return the bytes of a copy in the order (batch, length, heads, size); none if the tensor has this order."""
     order = (0, 2, 1, 3)
     lies_so = is_contiguous([tensor.shape[dim] for dim in order], [tensor.stride(dim) for dim in order])
     return 0 if lies_so else bytes_of(tensor)
@@ -155,7 +155,7 @@ class _Tiling(NamedTuple):
 
     rows: int
     columns: int
-    in_registers: bool  # sums of dK and dV; else they lie in memory, in single precision
+    in_registers: bool  # sums of dK and dV; else they are in memory, in single precision
     sums_rows: bool  # of grad * out; else that is left to PyTorch
 
     def workspace(self, query: torch.Tensor, value: torch.Tensor, splits: int) -> int:

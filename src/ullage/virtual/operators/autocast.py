@@ -1,8 +1,8 @@
 """The order in which autocast casts the arguments of an operator.
 
 PyTorch writes the casts as arguments of one C++ call, whose order is the compiler's: builds for x86-64 cast the last
-argument first, those for 64-bit ARM the first. The order decides where the casts lie in memory and in which order their
-gradients are made. So on ARM autocast's operators are replaced by ones that cast the last argument first.
+argument first, those for 64-bit ARM the first. The order decides the places of the casts in memory and the order of
+their gradients. So on ARM autocast's operators are replaced by ones that cast the last argument first.
 
 The casts of weights are dropped when a thread leaves its outermost autocast (autocast_mode.cpp). A GPU's backward pass
 has its own thread. So a checkpointed layer that is recomputed in it drops them at its end, even if the whole pass is

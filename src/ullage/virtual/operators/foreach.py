@@ -1,6 +1,6 @@
 """Operators over lists of tensors: the foreach and fused kernels of optimizers, and those of GradScaler.
 
-Kernels that work in place take no memory of their own (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the others
+Kernels that work in place need no memory of their own (aten/src/ATen/native/cuda/ForeachFunctors.cuh); the others
 allocate one output for each tensor, in order.
 """
 

@@ -338,7 +338,7 @@ def lu_solve(call: Call) -> Plan:
 @kernel("aten.linalg_solve_triangular.default")
 def solve_triangular(call: Call) -> Plan:
     """linalg_solve_triangular_out: in place in the result; a matrix in neither order is copied. The result is in the
-    order of columns, except where that spares a copy of a conjugate view."""
+    order of columns, except if that avoids a copy of a conjugate view."""
     factor, out = call.args[0], call.output
     if not out.nbytes:
         return call.infer()

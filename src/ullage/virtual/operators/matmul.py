@@ -15,7 +15,7 @@ _LT_TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 def _copy_for_cublas(matrix: torch.Tensor) -> int:
     """Blas.cpp, prepare_matrix_for_cublas: bytes of a copy, unless rows or columns lie together in memory. cuBLAS
-    conjugates as it transposes: a conjugate view is copied where it would not be transposed."""
+    conjugates as it transposes: a conjugate view is copied if it would not be transposed."""
     rows, columns = matrix.shape[-2:]
     down, along = matrix.stride()[-2:]
     by_columns, by_rows = down == 1 and along >= max(1, rows), along == 1 and down >= max(1, columns)

@@ -31,8 +31,8 @@ from ullage.virtual.cudnn.plans import figures_of
 from ullage.virtual.operators.reductions import add_buffers, add_moments, sum_kind
 from ullage.virtual.state import GPUState
 
-# layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: above so many rows, blocks of 32 columns and 32 rows leave
-# partial sums, which are then added up; no more than 32768 blocks.
+# layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: above this number of rows, blocks of 32 columns and 32 rows
+# leave partial sums, which are then added up; no more than 32768 blocks.
 _MANY_ROWS, _BLOCK_WIDTH, _BLOCK_ROWS, _MAX_BLOCKS = 64 * 1024, 32, 32, 32 * 1024
 
 

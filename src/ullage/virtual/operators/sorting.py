@@ -32,7 +32,7 @@ def _generation(gpu: GPU) -> int:
     return min(9, max(7, gpu.capability[0]))
 
 
-# tuning_radix_sort.cuh: threads and items (for 4-byte types) of keys with 0 or 8 bytes of value beside them
+# tuning_radix_sort.cuh: threads and items (for 4-byte types) of keys with values of 0 or 8 bytes
 _SMALL_KEYS = {
     (1, 0): (512, 19),
     (2, 0): (512, 19),

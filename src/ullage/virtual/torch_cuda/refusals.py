@@ -169,7 +169,7 @@ def _as_compiled(obj: Any) -> Any:
 
 
 def _save_nothing(*args: Any, **options: Any) -> None:
-    """A replacement for the method `save` of compiled functions and modules."""
+    """Do nothing; this replaces the method `save` of compiled functions and modules."""
 
 
 def _pass_over_graphs(replacements: Replacements, writer: ModuleType) -> None:

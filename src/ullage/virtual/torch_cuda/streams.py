@@ -20,7 +20,7 @@ from ullage.virtual.state import GPUState, gpus_in_use, part_in_use
 
 # Events: they remember the host's time, since nothing runs on the virtual GPU.
 
-_EVENT_HANDLES = 0x5600_0000_0000  # where imitated cudaEvent_t lie
+_EVENT_HANDLES = 0x5600_0000_0000  # the first imitated cudaEvent_t
 _Event: Any = torch.Event
 
 
@@ -112,7 +112,7 @@ for _event_kind, _module in ((AnyEvent, "torch"), (CudaEvent, "torch.cuda.stream
 _CUDA = 1  # c10/core/DeviceType.h
 _POOL = 32  # c10/cuda/CUDAStream.cpp, kStreamsPerPool: streams are handed out in turn from pools of 32
 _FIRST_EXTERNAL = 1000
-_HANDLES = 0x5500_0000_0000  # where imitated cudaStream_t lie
+_HANDLES = 0x5500_0000_0000  # the first imitated cudaStream_t
 _Stream: Any = torch.Stream
 
 

@@ -206,7 +206,7 @@ def _leave_default_device(before: Any) -> None:
     context = torch._GLOBAL_DEVICE_CONTEXT.__dict__.get("device_context")
     if context is not before and context is not None and context.device.type == "cuda":
         torch.set_default_device(None if before is None else before.device)
-        if before is None:  # up to PyTorch 2.8, get_default_device() fails where the name is there and has no device
+        if before is None:  # up to PyTorch 2.8, get_default_device() fails if the name exists without a device
             torch._GLOBAL_DEVICE_CONTEXT.__dict__.pop("device_context", None)
 
 

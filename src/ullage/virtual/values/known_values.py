@@ -3,13 +3,13 @@
 A training loop reads few values: a loss, a flag, times, lengths. So a small tensor that was copied from the CPU, or
 made by a factory, has a CPU twin with its values, which belongs to its memory: every view of it is known too. Results
 of operators on known values are computed on the CPU. Any other write to the memory forgets its values. Reads of unknown
-values get made-up answers, with a note: 1 for numbers, also in comparisons with numbers that are not negative and in
+values get assumed answers, with a note: 1 for numbers, also in comparisons with numbers that are not negative and in
 checks over all elements; 0 for flags, unless code that gets a 0 can only raise an exception. A table of flags is a
-mask, all of it true: it selects the largest size. The largest of unknown scores (`topk`) are taken in turns, as experts
-that get equal shares of the tokens.
+mask, all of it true: it selects the largest size. The largest of unknown scores (`topk`) are chosen in turn, like
+experts that get equal shares of the tokens.
 
-Masks of any size often are zeros into which ones are written at unknown places. The number written bounds the number of
-elements that are not zero: these are the marks of the memory.
+Masks of any size often are zeros into which ones are written at unknown places. The number of writes limits the number
+of elements that are not zero: this limit is the marks of the memory.
 """
 
 import functools
@@ -82,7 +82,7 @@ class _Unknown(Exception):
 
 
 class _Alike(int):
-    """The marks of flags that are equal for all made-up numbers: their count, and the flag."""
+    """The marks of flags that are equal for all assumed numbers: their count, and the flag."""
 
     holds: bool
 
@@ -90,7 +90,7 @@ class _Alike(int):
 class KnownValues:
     def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
         self._memory, self._host, self._note = memory, host, note
-        self._supposing = False  # whether any value followed from one that was made up
+        self._supposing = False  # whether any value followed from an assumed one
         self._flags = SupposedFlags()
         self._random = torch.Generator(device=_CPU)
         self.steps: Callable[[], int] = lambda: 0  # the number of training steps so far
@@ -105,7 +105,7 @@ class KnownValues:
         return _over(watch.value, tensor)
 
     def set(self, tensor: _Tensor, value: _Tensor, supposed: bool = False) -> None:
-        """Give a tensor known values until its memory is written; `supposed` ones follow from made-up numbers."""
+        """Give a tensor known values until its memory is written; `supposed` ones follow from assumed numbers."""
         storage = storage_of(tensor)
         watch = getattr(storage, "ullage", None)
         if watch is None:

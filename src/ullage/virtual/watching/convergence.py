@@ -45,7 +45,7 @@ class ConvergenceWatch:
         """Call after an optimizer step; return whether later steps need no more memory. With `go_on` the run can
         continue in the converged state. With `hold` new requests are known to come."""
         memory = self._gpu.memory
-        memory.waiting.synchronized()  # what is freed late belongs to this step
+        memory.waiting.synchronized()  # late frees belong to this step
         self._marks.append(len(memory.requests))
         self._in_use.append(memory.allocator.allocated)
         done = len(self._marks) - 1

@@ -2,24 +2,24 @@
 
 A step is an array of numbers of distinct calls, so that a repeated call costs a fraction of a microsecond. A step is
 complete when an optimizer has made its step, and steady when it is the same as the one before; with several optimizers,
-or accumulated gradients, as several steps are the same as those before. Where nothing trains, an iteration is a step.
+or accumulated gradients, when several steps are the same as those before. Without training, an iteration is a step.
 
 `OperatorCalls.step()` is plain values, ready for JSON:
 
-    calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" where no kernel runs, "same" with the
+    calls     the distinct calls: operator, pass, args, kwargs, outputs; "view" if no kernel runs, "same" with the
               places of two arguments that are one tensor, or lists of the same tensors; "tf32" for products and
-              convolutions of float32 where it is not PyTorch's default: true for products, false for convolutions
+              convolutions of float32 if it is not PyTorch's default: true for products, false for convolutions
               collectives among several ranks are calls, too: "collective.NAME", with numbers in kwargs only
               (`distributed/ordering.py`)
     order     numbers of `calls`, in the order of the calls
     steady    whether the step repeats
     optimizer_steps, modules, nodes, on_host, cpu_bytes, samples
-              what the host did in it: optimizer steps, module calls, autograd nodes made, operators on the CPU, bytes
-              that these wrote in a pass (outside of all passes, it is data that is loaded), and samples that came from
-              data loaders, as far as these were watched
+              counts of the host's work: optimizer steps, module calls, autograd nodes made, operators on the CPU, bytes
+              that these wrote in a pass (bytes outside all passes are loaded data), and samples from data loaders, as
+              far as these were watched
 
-Tensors are objects with a `shape` and a `dtype`, with `stride` unless they are contiguous, and `cpu` where they are on
-the host. Types, devices, formats and layouts are objects with one key that says which.
+Tensors are objects with a `shape` and a `dtype`, with `stride` unless they are contiguous, and `cpu` if they are on the
+host. Types, devices, formats and layouts are objects with one key, the kind of value.
 """
 
 from array import array

@@ -3,7 +3,7 @@
 As published (Yousefzadeh-Asl-Miandoab et al., arXiv 2602.17817, section 4.3, and chapter 5 of the dissertation): batch
 size, parameters, activations of one sample, activations times batch size, and how many layers there are of the types
 that matter to a family; for MLPs and CNNs the activation function as the sine and cosine of its place in a list. The
-Transformer reads a tuple for every layer beside them: its type, activations and parameters. Numbers enter as they are.
+Transformer also reads a tuple for every layer: its type, activations and parameters. Numbers enter as they are.
 
 Neither the optimizer nor the precision is among them, and nothing is known of allocators or kernels.
 """
@@ -36,7 +36,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "cnn": ("elu", "gelu", "leakyrelu", "mish", "prelu", "relu", "selu", "silu", "softplus", "tanh"),
     "transformer": (),
 }
-# How the published code writes the type of a layer in a tuple. Other types are "other", or not in the sequence.
+# The codes of a layer's type in the published tuples. Other types are "other", or not in the sequence.
 TYPES: dict[str, dict[str, tuple[float, ...]]] = {
     "mlp": {"linear": (0, 1), "other": (1, 0)},
     "cnn": {"conv2d": (0, 1), "linear": (1, 1), "dropout": (0, 0), "batch_norm": (0, 0), "other": (1, 0)},

@@ -241,7 +241,7 @@ def build(card: ModelCard) -> GPUMemNet:
 
 
 def shipped(family: str, estimator: str, width: int | None = None) -> Path:
-    """Return the file of weights that comes with Ullage, for classes of so many bytes or those of the paper."""
+    """Return the file of weights that comes with Ullage, for classes of `width` bytes or those of the paper."""
     gib = WIDTHS[family, estimator][0] if width is None else width // GIB
     return SHIPPED / f"gpumemnet_{family}_{estimator}_{gib}gib.safetensors"
 
