@@ -35,16 +35,22 @@ def generate_trace(
 ) -> JobTrace:
     """Draw a trace of known workloads.
 
-    Args: jobs: The number of jobs. seed: The same seed and arguments give the same trace. gpus: The size of the cluster
-    that `load` refers to. load: The share of the cluster that the jobs would need if each had its GPUs to itself; above
-    1 the queue grows. mix: "mixed" (65 % light, 27 % medium, 8 % large), "heavy" (83 % medium, 17 % large), or shares
-    by sizes or by the names of known workloads. burst: Jobs that a user submits at once, on average, all of one
-    workload, seconds apart; 1 is a Poisson process. daily: How much the rate of arrivals varies over a day: 0 not at
-    all, 1 down to zero at night. It is highest at 15:00; a trace begins at midnight. users: The number of users. zipf:
-    The inequality of users: the k-th submits in proportion to 1 / k**zipf. tail: The distribution of a job's work
-    relative to its workload's usual work, with mean 1: "lognormal" or "pareto". spread: For "lognormal", the standard
-    deviation of the logarithm; with 0, all jobs work the usual time. For "pareto", the index, above 1. The factor is at
-    most 100. gpu_counts: The shares of jobs that need 1, 2, ... GPUs. Default: the GPUs of their workloads.
+    Args:
+        jobs: The number of jobs.
+        seed: The same seed and arguments give the same trace.
+        gpus: The size of the cluster that `load` refers to.
+        load: The share of the cluster that the jobs would need if each had its GPUs to itself; above 1 the queue grows.
+        mix: "mixed" (65 % light, 27 % medium, 8 % large), "heavy" (83 % medium, 17 % large), or shares by sizes or by
+            the names of known workloads.
+        burst: Jobs that a user submits at once, on average, all of one workload, seconds apart; 1 is a Poisson process.
+        daily: How much the rate of arrivals varies over a day: 0 not at all, 1 down to zero at night. It is highest at
+            15:00; a trace begins at midnight.
+        users: The number of users.
+        zipf: The inequality of users: the k-th submits in proportion to 1 / k**zipf.
+        tail: The distribution of a job's work relative to its workload's usual work: "lognormal" or "pareto" (mean 1).
+        spread: For "lognormal", the standard deviation of the logarithm; with 0, all jobs work the usual time. For
+            "pareto", the index, above 1. The factor is at most 100.
+        gpu_counts: The shares of jobs that need 1, 2, ... GPUs. Default: the GPUs of their workloads.
 
     >>> trace = generate_trace(1000, seed=1, gpus=8, load=0.5)
     >>> need = sum(job.work_s * job.gpus for job in trace.jobs) / (8 * trace.jobs[-1].arrival)

@@ -114,14 +114,15 @@ class GpuFigures:
 class Figures:
     """The figures of a simulation.
 
-    - `total_s`: from the first arrival to the last end. - `waiting_s`, `running_s`, `completion_s`: means over the done
-    jobs. A job waits while it has no GPU, also between two attempts; it runs while it has one, also in attempts that
-    fail and while it starts. The sum is its completion time. `..._p95` is the 95th percentile over the jobs. -
-    `slowdown`: the completion time divided by the work alone: 1 for a job that starts at once and runs at full speed. -
-    `ooms`, `lost`: attempts that ran out of GPU memory, or whose GPU was lost. `failed`: jobs that got no other
-    attempt. `unplaced`: jobs that no GPU could take. - `energy_j` of all GPUs; `smact` and `memory`: means over GPUs
-    and time, 0 to 1; `busy_s`: GPU-seconds with a job. - `fairness`: Jain's index over the users' mean slowdowns: 1 if
-    all are equal, 1/n if one of n users has it all.
+    - `total_s`: from the first arrival to the last end.
+    - `waiting_s`, `running_s`, `completion_s`: means over the done jobs. A job waits while it has no GPU, also between
+      two attempts; it runs while it has one, also in attempts that fail and while it starts. The sum is its completion
+      time. `..._p95` is the 95th percentile over the jobs.
+    - `slowdown`: the completion time divided by the work alone: 1 for a job that starts at once and runs at full speed.
+    - `ooms`, `lost`: attempts that ran out of GPU memory, or whose GPU was lost. `failed`: jobs that got no other
+      attempt. `unplaced`: jobs that were not over at the end, because no GPU could take them.
+    - `energy_j` of all GPUs; `smact` and `memory`: means over GPUs and time, 0 to 1; `busy_s`: GPU-seconds with a job.
+    - `fairness`: Jain's index over the users' mean slowdowns: 1 if all are equal, 1/n if one of n users has it all.
 
     Unknown figures are None.
     """
