@@ -35,10 +35,10 @@ LEAST_SHARE, FIRST_SHARE = 0.85, 0.98
 
 
 class Search:
-    """Finds the largest number that fits; `trial` returns how many bytes a number takes and whether it fits.
+    """Finds the largest number that fits; `trial` returns the bytes that a number needs, and whether it fits.
 
     The answer fits and the next number does not. Memory is not strictly monotone (kernels change with the shape), so a
-    still larger number might fit again; that is not searched for. `limit` is the most that can be taken, in bytes.
+    still larger number might fit again; that is not searched for. `limit` is the available memory, in bytes.
     """
 
     def __init__(self, trial: Callable[[int], tuple[int, bool]], limit: int, step: int = 1) -> None:

@@ -256,13 +256,13 @@ def _copy_s(job: Utilization) -> float:
 
 
 def _host_s(job: Utilization, rules: SharingRules) -> float:
-    """Return the host work next to that on the GPU, so that both and copies make a step alone."""
+    """Return the host work that makes up a step without other jobs, together with GPU work and copies."""
     at_once = job.step_s - _copy_s(job)
     busy = min(1.0, _gpu_s(job) / at_once) if at_once else 1.0
     return float(at_once * (1 - busy**rules.overlap) ** (1 / rules.overlap))
 
 
 def _both(host_s: float, gpu_s: float, overlap: float) -> float:
-    """Return the time of host and GPU work that overlap except for a part."""
+    """Return the time of host and GPU work that overlap in part."""
     longer, shorter = max(host_s, gpu_s), min(host_s, gpu_s)
     return float(longer * (1 + (shorter / longer) ** overlap) ** (1 / overlap)) if longer else 0.0

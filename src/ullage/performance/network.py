@@ -32,8 +32,8 @@ _SHARE = {"ring": (1 / 4, 1.0), "tree": (0.9 / 3.8, 0.9)}  # of the bandwidth
 
 class Collective(NamedTuple):
     """One operation among `ranks` on `nodes` machines. `bytes` counts as in nccl-tests: all that is gathered, or all
-    that is scattered. `peer` is the single rank of a message. `activations` marks an exchange in the forward pass, so
-    that these ranks work on the same samples."""
+    that is scattered. `peer` is the single rank of a message. `activations` marks an exchange in the forward pass,
+    which shows that these ranks work on the same samples."""
 
     operation: str
     bytes: int

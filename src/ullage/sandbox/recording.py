@@ -198,7 +198,7 @@ def matters_at_start(name: str) -> bool:
 
 
 def _tells_more(signature: str, known: str | None) -> bool:
-    """Return whether a signature supersedes an earlier one: first a file is looked for, or a folder imported from."""
+    """Return whether a signature supersedes an earlier one, such as that of a file that was only looked for."""
     if known is None or known == EXISTS:
         return True
     return known.startswith("modules:") and signature.startswith("names:")

@@ -36,7 +36,7 @@ def current() -> "Redirection | None":
 
 
 def start(folder: str, *, network: bool) -> None:
-    """Redirect all writes of this process to the folder from now on, and refuse the network unless `network`."""
+    """Redirect all writes of this process to the folder from now on; refuse the network unless `network` is true."""
     global _here
     _here = Redirection(folder, network)
     _here.install()

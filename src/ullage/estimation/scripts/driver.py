@@ -35,7 +35,7 @@ MADE_UP = "the NVIDIA driver was read: names and memory are the virtual GPU's, o
 def install_driver(gpu: GPUState, replacements: Replacements) -> None:
     def answer(pynvml: ModuleType) -> None:
         if hasattr(pynvml, "_LoadNvmlLibrary"):
-            functions = getattr(pynvml, "_nvmlGetFunctionPointer_cache", {})  # functions of the library that was there
+            functions = getattr(pynvml, "_nvmlGetFunctionPointer_cache", {})  # functions of the real library
             functions.clear()
             replacements.on_undo(functions.clear)
             replacements.put(pynvml, "nvmlLib", _Library(gpu))

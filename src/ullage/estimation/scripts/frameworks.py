@@ -16,7 +16,7 @@ FRAMEWORKS = {
     **{name.lower(): name for name in ("MXNet", "MindSpore", "MLX", "tinygrad", "CuPy")},
     "paddle": "PaddlePaddle",
 }
-# Packages that do not train, and so say nothing about the framework.
+# Packages that do not train, and so do not show the framework.
 _NEUTRAL = re.compile(
     "numpy|scipy|pandas|polars|matplotlib|seaborn|plotly|sklearn|skimage|PIL|cv2|imageio|h5py|yaml|toml|absl|"
     "ml_collections|tqdm|rich|click|fire|tyro|hydra|omegaconf|wandb|mlflow|tensorboard|tensorboardX|requests|psutil|"

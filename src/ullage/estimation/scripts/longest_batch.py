@@ -2,8 +2,8 @@
 
 PyTorch's allocator also caches memory of the batches before it. A batch larger than all before finds no block that is
 large enough, and smaller ones leave cached blocks. In random order, about ln n of n batches are larger than all before
-them, and each leaves about 1/e of the others above itself. So the batches at these places of the order by size are
-found as well.
+them, and each leaves about 1/e of the others above itself. So Ullage also finds the batches at these places in the
+order of sizes.
 
 A forked process looks at the items for a few seconds, so that the script's random numbers, open files and data sets
 stay as they are. The answer is a list of indices, which the loader then reads as if its sampler had drawn them.

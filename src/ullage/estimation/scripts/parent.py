@@ -48,7 +48,7 @@ def estimate_script(request: JobRequest, gpu: GPU, seen: "SeenOfRanks | None" = 
     of many it has the variables of its launcher; `accelerate launch` itself says how it starts the script. `seen`
     describes other ranks, and gets this one.
 
-    Not covered: a process that uses several GPUs, and compiled code that is no operator with a fake: `ScriptFailed`.
+    Not covered (`ScriptFailed`): a process that uses several GPUs, and compiled code other than operators with fakes.
     """
     first = _first_run(request, gpu, traced=request.trace is not None, received=seen.sent if seen else {})
     last, answer = _followed(first)
@@ -262,7 +262,7 @@ _RULES: tuple[tuple[Callable[[Run, dict[str, Any]], Run | None], int], ...] = (
     (_ask_cudnn, 2),  # with cuDNN's answers a script may go further than before
     (_use_sizes, 1),
     (_be_torchrun, 1),
-    (_hear_first_rank, 2),  # there and back
+    (_hear_first_rank, 2),  # once to the first rank, once back
     (_lift_limit, 1),
 )
 
@@ -328,7 +328,7 @@ def many_runs(of_ranks: bool = False, warm: WorkerPool | None = None) -> Iterato
 
 
 def _seen_before(outcome: Outcome) -> dict[str, Any] | None:
-    """Return the last provisional answer of a process that ended without one."""
+    """Return the last provisional answer of a process that ended without a final one."""
     if outcome.so_far is None:
         return None
     values = outcome.so_far["estimate"]

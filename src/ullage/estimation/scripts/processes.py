@@ -2,7 +2,7 @@
 
 Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method the script chose. A
 training process that it starts with `multiprocessing` runs as a thread of this process, so that the virtual GPU sees
-it. Of those that join a process group as ranks, one is followed; of the processes of `torch.multiprocessing.spawn`, one
+it. Ullage follows one of the ranks that join a process group, and one of the processes of `torch.multiprocessing.spawn`,
 by a call of its function. Other programs are recorded, because a script that only starts another program never uses the
 GPU itself.
 """
@@ -72,7 +72,7 @@ class Processes:
             self._note("nvml", MADE_UP)
 
     def _say_how_large_the_terminal_is(self, replacements: Replacements) -> None:
-        """Report a size of the terminal, by which progress bars of scripts divide."""
+        """Report a terminal size if there is none: progress bars of scripts divide by it."""
         popen, size = os.popen, os.get_terminal_size
 
         def open_pipe(cmd: str, *args: Any, **options: Any) -> Any:

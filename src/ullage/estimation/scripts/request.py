@@ -10,7 +10,7 @@ from ullage.allocator import AllocatorConfig
 from ullage.hardware import GPU
 
 SLOW_PACKAGES = ("httpx", "pandas", "PIL.Image", "scipy.stats", "sklearn.metrics", "sympy")
-"""What many scripts import, such as those with transformers. None of it looks for a GPU: a worker may import it."""
+"""Modules that many scripts import, such as those with transformers. None looks for a GPU: a worker may import it."""
 GRACE = 5.0  # seconds that a script has for its own cleaning up after it was stopped
 
 

@@ -5,8 +5,8 @@ requests the same memory as the one before. Then validation and checkpoints are 
 training. To get there soon, epochs over DataLoaders end early: a training epoch after one batch, any other epoch as
 soon as three batches in a row requested the same memory and kept nothing. A smaller last batch of an epoch still comes:
 the allocator may need other blocks for it. Loaders that do not touch the GPU are left alone. When a second validation
-has not raised the peak, or as much time has passed again as settling took, training is left: its loops end
-(`loops.py`), frameworks are told to stop, and the code after training is followed to the end of the script. Training is
+has not raised the peak, or after as much time again as settling took, Ullage leaves training: loops end (`loops.py`),
+frameworks get their signal to stop, and the code after training is followed to the end of the script. Training is
 stopped in the middle only if it cannot be ended otherwise.
 """
 
@@ -67,12 +67,12 @@ class _Source:
 
     @property
     def longest_at(self) -> int:
-        """Return the place of the first largest batch: a long run meets the batches before it earlier."""
+        """The place of the first largest batch: a long run meets the batches before it earlier."""
         return FIRST_RECORD + (0 if self.longest is None else len(self.longest.records))
 
     @property
     def largest_batch_pending(self) -> bool:
-        """Whether the largest batch has not come between others and twice in a row."""
+        """Whether the largest batch has yet to come between others and twice in a row."""
         return self.longest is not None and self.handed_out < self.longest_at + 5
 
     def draw(self, indices: Any) -> Any:

@@ -86,7 +86,7 @@ class VirtualMode(GPUMode):
         if types:  # a DTensor, say, calls operators on its plain tensors; a FakeTensor has none
             if any(hasattr(kind, "__tensor_flatten__") for kind in types):
                 return NotImplemented
-            keys = layouts.keys_of(args) if self.gpu.other_layouts else None  # PyTorch detaches what a handler returned
+            keys = layouts.keys_of(args) if self.gpu.other_layouts else None  # PyTorch detaches results of handlers
             if keys is not None:
                 return layouts.follow(self.gpu, func, args, kwargs or {}, keys)
             return func(*args, **(kwargs or {}))
@@ -136,7 +136,7 @@ class _Operator:
         self.seen, self.marks = self.name not in _NO_WORK, func in MAKE_MARKS
         self.answered, self.writes_known = func in ANSWERED, func in WRITE_KNOWN
         spec, self.plans = mode.gpu.spec, {}
-        if not self.rule or cudnn_query.in_use(spec) is None:  # else they are this card's own
+        if not self.rule or cudnn_query.in_use(spec) is None:  # else plans are this card's own
             self.plans = _plans.setdefault((func, spec if self.rule else None), {})
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,7 +150,7 @@ class _Operator:
             before = len(gpu.calls.stream)
             result = handler(gpu, self.func, args, kwargs)
             if result is not NotImplemented:
-                if self.seen and len(gpu.calls.stream) == before:  # else it was other operators, which were seen
+                if self.seen and len(gpu.calls.stream) == before:  # else it called other operators, which were recorded
                     self._handled(args, kwargs, result)
                 return result
         key, on_gpu = self._key(args, kwargs)
@@ -199,7 +199,7 @@ class _Operator:
         same = 0
         if len(args) > 1:
             same = 1 if args[0] is args[1] else 2 if len(args) > 2 and args[1] is args[2] else 0
-        mark = id(plan), same  # plans are kept
+        mark = id(plan), same  # plans are never freed
         number = self.gpu.calls.numbers.get(mark)
         return self._learn(mark, args, kwargs, plan.outputs, key, same) if number is None else number
 

@@ -344,11 +344,11 @@ _STREAM_FUNCTIONS = {
 # A function of the guard with as many arguments as fit in registers; the first is the guard.
 _GuardFunction = ctypes.CFUNCTYPE(_Pointer, *[_Pointer] * 6)
 when_sent_to_stream: list[Callable[[Any, int], None]] = []
-"""The last of these is told of each storage that autograd sends to a node on another stream, and of that stream."""
+"""The last of these gets each storage that autograd sends to a node on another stream, and that stream."""
 
 
 def _hear(offset: int, guard: int | None, pointer: int, stream: int, *rest: int | None) -> None:
-    """`recordDataPtrOnStream`: the pointer is inside the storage; a stream is a device and a number."""
+    """Handle `recordDataPtrOnStream`: the pointer is inside the storage; a stream is a device and a number."""
     if when_sent_to_stream:
         storage: Any = torch.UntypedStorage._new_with_weak_ptr(pointer - offset)
         when_sent_to_stream[-1](storage, ctypes.c_int64.from_address(stream + 8).value)

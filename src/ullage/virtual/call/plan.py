@@ -40,7 +40,7 @@ class Alias(NamedTuple):
     stride: Sequence[int]
     offset: int
     dtype: torch.dtype
-    conjugated: bool = False  # once more than the argument
+    conjugated: bool = False  # whether it is conjugated once more than the argument
     negated: bool = False
 
 

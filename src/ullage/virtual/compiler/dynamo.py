@@ -138,7 +138,7 @@ def _without_hooks() -> Callable[[], None]:
 
 
 def _compile_under_the_mode(gpu: GPUState, replacements: Replacements, module: Any) -> None:
-    # Up to PyTorch 2.8 a mode cannot say that it lets its code be compiled.
+    # Up to PyTorch 2.8 a mode cannot declare that its code may be compiled.
     replacements.put_existing(module, "is_in_torch_dispatch_mode", lambda include_infra_modes=True: False)
     translate = module.CatchErrorsWrapper.__call__
     as_it_is: Any = getattr(module, "ConvertFrameReturn", lambda: None)

@@ -154,10 +154,10 @@ class Terms(NamedTuple):
 
 # Places in `Terms.buffers`.
 NO_BUFFER, FOURIER, WINOGRAD, PHASES, TILES_32, TILES_64, TILES_128, COPIES, PADDED_COPIES = range(9)
-NEEDED, NEEDED_BY_GROUP = 9, 10  # `needed_copies`, with what aligns them once or for each group
+NEEDED, NEEDED_BY_GROUP = 9, 10  # `needed_copies`, with alignment once or for each group
 AT_ONCE, AT_ONCE_BUT_FILTER = 11, 12  # padded copies of the groups that are computed at once
 PACKED, PACKED_BUT_FILTER = 13, 14  # copies of all groups, packed as `packed_channels` says
-PADDED_PHASES = 15  # of the groups that are computed at once, with what aligns them
+PADDED_PHASES = 15  # of the groups that are computed at once, with alignment
 OTHER_WINOGRAD = 16  # with padded batches where `WINOGRAD` does not pad them, and the other way round
 BY_SAMPLE = 17  # filters of a depthwise convolution for each sample
 SINGLES = 18  # copies of all tensors in single precision

@@ -13,7 +13,7 @@ from ullage.virtual.cudnn.arrays import needed_numpy
 from ullage.virtual.cudnn.formulas import DATA, FILTER, FORWARD, ConvolutionProblem, Lengths, lengths
 from ullage.virtual.cudnn.plans import MULTIPROCESSORS, EnginePlan, fallback
 
-DOUBT = 2.0  # scores divided by it are less sure than right, on problems held out of the training (1.4: as sure)
+DOUBT = 2.0  # divides scores: then less confident than accurate on problems held out of training (1.4: equally)
 _MOST_LIKELY = 12  # plans that are considered
 NO_PLAN_NAMED = -1  # in place of an engine, in the list of plans: cuDNN's heuristics name none
 

@@ -12,8 +12,8 @@ A plan's workspace is copies of tensors and a constant, selected by a small tree
 - An indexed kernel keeps a table for each group that it works on: the place of each product's factor, or counters; and
   a filter's gradient in 16 bits in single precision, too.
 
-A large tree for each engine decides the number of parts of a sum. cuDNN seems to have such trees, too: they find it
-from the plain lengths, and worse from numbers derived from these.
+A large tree for each engine decides the number of parts of a sum. cuDNN seems to have such trees, too: plain lengths
+predict the number better than values derived from them.
 
 These rules come from the cuDNN of an H200 alone.
 """

@@ -63,9 +63,9 @@ def trees_of(capability: tuple[int, int] | None) -> str:
 HASH_BITS = 44
 
 
-use_table = True  # False: guesses alone, as a benchmark on models that were never measured needs it
+use_table = True  # False: guesses only, for a benchmark on models that were never measured
 COPIED, PARTS = "c", "p"  # questions that the trees of a plan answer: which formula, and how many parts
-_LEAST_LIKELY = 0.01  # plans that count
+_LEAST_LIKELY = 0.01  # share of a plan that still counts
 
 
 class WorkspaceTable(NamedTuple):

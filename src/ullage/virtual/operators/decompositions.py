@@ -154,7 +154,7 @@ def install(gpu: GPUState, replacements: Replacements) -> None:
     library: Any = torch.library.Library("aten", "IMPL")
     replacements.on_undo(library._destroy)
     for name, function in _DECOMPOSED.items():
-        torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # those of a GPU around this one may be there
+        torch.library._impls.discard(f"aten/{name}/AutogradCUDA")  # an enclosing virtual GPU may have registered it
         library.impl(name, function, "AutogradCUDA")
     _register_missing_kernels(library)
     recurrent.install(gpu, library, replacements)

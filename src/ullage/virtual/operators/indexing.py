@@ -92,7 +92,7 @@ def add_sorted_put(steps: Steps, call: Call, target: torch.Tensor, indices: Any,
         if not call.argument(4, "unsafe", False):  # index_backward knows that its indices are in range
             _add_range_check(steps, call, index)
         steps.temporary(count * _INDEX, count * _INDEX).free(-2)
-        if place > 0:  # it was added to the first
+        if place > 0:  # this index was added to the first
             steps.free(-1)
     columns, slice_size = _slice(target, expanded, used)
     if not values.is_contiguous() or values.numel() < count * columns * slice_size:

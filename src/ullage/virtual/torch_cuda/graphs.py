@@ -70,7 +70,7 @@ class CUDAGraph:
         self._graphs = part_in_use(Graphs)
         self._pool: PoolId = NO_POOL
         self._registered = self._ended = False
-        self._calls = array("I")  # that were captured
+        self._calls = array("I")  # captured calls
 
     def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **more: Any) -> None:
         graphs = self._graphs

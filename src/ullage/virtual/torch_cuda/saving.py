@@ -106,5 +106,5 @@ def _one_element(tensor: torch.Tensor) -> torch.Tensor:
     return made
 
 
-rebuild_tensor.__name__ = rebuild_tensor.__qualname__ = "_rebuild_tensor"  # PyTorch's list of safe functions has names
+rebuild_tensor.__name__ = rebuild_tensor.__qualname__ = "_rebuild_tensor"  # PyTorch lists safe functions by name
 rebuild_tensor.__module__ = "torch._utils"

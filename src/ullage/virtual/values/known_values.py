@@ -9,7 +9,7 @@ mask, all of it true: it selects the largest size. The largest of unknown scores
 experts that get equal shares of the tokens.
 
 Masks of any size often are zeros into which ones are written at unknown places. The number of writes limits the number
-of elements that are not zero: this limit is the marks of the memory.
+of elements that are not zero: the code calls this limit the marks of the memory.
 """
 
 import functools

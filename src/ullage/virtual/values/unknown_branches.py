@@ -41,7 +41,7 @@ class SupposedFlags:
     """
 
     def __init__(self) -> None:
-        self._reads: dict[_Place, tuple[int, int]] = {}  # the steps of training at the last read, and how many reads
+        self._reads: dict[_Place, tuple[int, int]] = {}  # the training steps at the last read, and the number of reads
         self._waiting: tuple[_Place | None, int, int] = None, 0, 0  # the place, the steps of training, and the rounds
 
     def waited_for(self, steps: int) -> bool:
@@ -52,7 +52,7 @@ class SupposedFlags:
         return self._waiting[2] > MOST_WAITED
 
     def working_answer(self, steps: int) -> bool | None:
-        """Return the answer as the function does; `steps` is the number of training steps."""
+        """Return the flag as the function `working_answer` does; `steps` is the number of training steps."""
         place = _place()
         if place is None:
             return None

@@ -227,7 +227,7 @@ class OperatorCalls:
 
     @property
     def settled(self) -> bool:
-        """Whether training has settled: what comes later is less usual, so only a shorter step takes the place."""
+        """Whether training has settled: later steps are less typical, so a longer one never counts as steady."""
         return self._settled
 
     @settled.setter
