@@ -119,7 +119,7 @@ def round_up(number: int, unit: int) -> int:
 
 
 def last_power_of_two(number: int) -> int:
-    """Return the largest power of two that is not larger, at least 1."""
+    """Return the largest power of two that is at most `number`, or 1."""
     return 1 << (max(number, 1).bit_length() - 1)
 
 

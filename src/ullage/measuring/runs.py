@@ -93,7 +93,7 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class GpuMemory:
-    """The memory of the card, promised to runs while they run."""
+    """The card's memory, and its promises to active runs."""
 
     def __init__(self, total: int) -> None:
         self._total = self._free = total

@@ -77,8 +77,8 @@ class Reads:
 
 
 def first_that_holds(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the index of the first of the `reads` of earlier runs whose files are unchanged (`held`), or `None`; for a
-    child with a user's rights."""
+    """Return the index of the first of the `reads` of earlier runs whose files are unchanged (`held`), or `None`; run
+    it in a child with the user's rights."""
     for place, reads in enumerate(request["reads"]):
         if Reads.from_dict(reads).same_files():
             return {"held": place}

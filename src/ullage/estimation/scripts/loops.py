@@ -184,7 +184,7 @@ class Loop:
         return False
 
     def _mark(self) -> tuple[int, int, int]:
-        """Return the numbers of requests and frees, allocated bytes, and the number of requests."""
+        """Return the length of the request log, the allocated bytes, and the number of requests."""
         return len(self._memory.requests), self._memory.allocator.allocated, len(self._memory.spans)
 
     def _repeats(self) -> bool:

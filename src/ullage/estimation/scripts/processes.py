@@ -2,9 +2,9 @@
 
 Worker processes (those of DataLoaders and pools are daemons) are forked, whatever start method the script chose. A
 training process that it starts with `multiprocessing` runs as a thread of this process, so that the virtual GPU sees
-it. Ullage follows one of the ranks that join a process group, and one of the processes of `torch.multiprocessing.spawn`,
-by a call of its function. Other programs are recorded, because a script that only starts another program never uses the
-GPU itself.
+it. Ullage follows one of the ranks that join a process group, and, by a call of its function, one of the processes of
+`torch.multiprocessing.spawn`. Other programs are recorded, because a script that only starts another program never uses
+the GPU itself.
 """
 
 import importlib

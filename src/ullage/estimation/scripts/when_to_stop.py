@@ -396,7 +396,7 @@ class RunWatcher:
         replacements.put(torch.distributed, "get_rank", get_rank)
 
     def _now(self) -> float:
-        """Return the time without that of PyTorch's compiler."""
+        """Return the time, less the time spent in PyTorch's compiler."""
         return time.monotonic() - self._card.compiling.seconds
 
     @property

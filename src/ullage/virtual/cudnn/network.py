@@ -146,7 +146,7 @@ class PlanNetwork:
 
 
 def _times(weights: Any, vector: Any) -> Any:
-    """Multiply a matrix by a vector, row by row: for the whole, BLAS would start threads, which wait for each other on
+    """Multiply a matrix by a vector, row by row: for the whole, BLAS starts threads, which wait for each other on
     a busy machine."""
     return (weights[:, None] @ vector)[:, 0]
 

@@ -267,7 +267,7 @@ def _additive(mask: Any, dtype: torch.dtype) -> Any:
 
 
 def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None) -> Any:
-    """Flash attention works on head sizes that are multiples of 8."""
+    """Run flash attention, which needs head sizes that are multiples of 8."""
     size = query.shape[-1]
     scale = size**-0.5 if scale is None else scale
     missing = -size % 8

@@ -23,8 +23,8 @@ _OWN_BY_ROWS: dict[str, OwnKernel] = {}
 
 
 def own_kernel(*names: str, compressed: bool = False) -> Callable[[OwnKernel], OwnKernel]:
-    """Register CUDA's own kernel of an operator on sparse tensors; it may return `NotImplemented` if CUDA does as the
-    CPU does."""
+    """Register CUDA's own kernel of an operator on sparse tensors; it may return `NotImplemented` to use the CPU's
+    code."""
     return register(_OWN_BY_ROWS if compressed else _OWN_BY_COORDINATES, names)
 
 

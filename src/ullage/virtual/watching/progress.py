@@ -56,7 +56,7 @@ class Progress:
             self.on_step()
 
     def foresee(self) -> bool:
-        """Extrapolate the next step if it is known; return whether it was."""
+        """Extrapolate the next step if it is known; return whether it was known."""
         if self.loop is None or not self.loop.foresee():
             return False
         self._count_step()
