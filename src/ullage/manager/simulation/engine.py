@@ -282,8 +282,7 @@ class _Engine:
             self._at(self.now + trace_job.time_limit, self._finish, run, TIME_LIMIT, FAILED)
 
     def _forget(self, decision: Decision) -> None:
-        """Forget a promise: placement only knows that the job is there, until the job has allocated its memory and the
-        monitor has read it."""
+        """Forget a promise: until a reading shows the job's memory, placement only knows that the job is there."""
         self.ledger.release(decision.job)
         self.ledger.adopt(decision.job, dict.fromkeys(decision.slots, 0), exclusive=self.policy.alone)
         for name in decision.slots:

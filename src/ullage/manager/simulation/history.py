@@ -321,8 +321,7 @@ class _History:
         return min(attempt.begin + self._startup_s, attempt.end)
 
     def _follow(self, number: int, attempts: Sequence[_Attempt]) -> GpuSeries:
-        """Return the series of a GPU over time. Work is added up by kinds with the same activity alone, since there may
-        be thousands of jobs at once."""
+        """Return the series of a GPU. Work is added up by kinds of equal activity, since jobs may be thousands."""
         name, total = self.names[number], self.data["gpus"][number]["total"]
         here = [each for each in attempts if number in each.gpus]
         changes = sorted(
@@ -362,8 +361,7 @@ class _History:
         return GpuSeries(number, name, total, times, jobs, memory, smact, power)
 
     def _activity(self, there: _Company, speeds: Mapping[int, float], name: str) -> tuple[float, float]:
-        """Return SMACT and watts of a GPU: the mean of measured energy, or an attempt's share of idle power plus its
-        predicted draw."""
+        """Return SMACT and watts of a GPU: measured, or an attempt's share of idle power plus its predicted draw."""
         if not there.count:
             return 0.0, resting_w(name)
         alone, base = {kind: self._model.alone(kind, name) for kind in speeds}, waiting_w(name)

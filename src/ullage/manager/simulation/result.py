@@ -184,9 +184,8 @@ class SimulationResult:
         return self._summed(-math.inf, math.inf, {name: getattr(self, name) for name in _OF_GPUS})
 
     def figures_between(self, begin: float, end: float) -> Figures:
-        """Return the figures of a part of the time: the jobs present, the attempts that ended, and means over the jobs
-        that finished in it. `total_s` is the time with jobs. Without series of GPUs, their means and energy are
-        unknown."""
+        """Return the figures of a part of the time: jobs present, ended attempts, and means over the jobs that
+        finished. `total_s` is the time with jobs. Without series of GPUs, their means and energy are unknown."""
         if not self.gpus:
             return self._summed(begin, end, dict.fromkeys(_OF_GPUS))
         parts = [_cut(series, begin, end) for series in self.gpus]

@@ -196,8 +196,7 @@ def _keep(file: Path, outcome: CaseOutcome) -> None:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A scenario on a trace over all seeds: figures, and relative changes against the first scenario on the same
-    seeds, as intervals; unknown ones are left out."""
+    """A scenario on a trace over all seeds: intervals of known figures, and of changes against the first scenario."""
 
     source: TraceSource
     scenario: Scenario

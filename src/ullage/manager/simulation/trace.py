@@ -83,8 +83,7 @@ class TraceJob:
 
 @dataclass(frozen=True)
 class JobTrace:
-    """Jobs in the order of arrival. `notes` are assumptions. `gpu` is the GPU to which their work refers; None: their
-    work is the same on all."""
+    """Jobs in order of arrival. `notes` are assumptions; `gpu` is the GPU of their work (None: the same on all)."""
 
     name: str
     jobs: Sequence[TraceJob]

@@ -107,8 +107,7 @@ def _is_pai(text: str) -> bool:
 
 
 def _read_pai(path: Path, assignment: Assignment) -> JobTrace:
-    """Read jobs, which run from their first task's start to their last one's end on the GPUs of all instances
-    together."""
+    """Read jobs, which run from their first task's start to their last one's end on the GPUs of all instances."""
     tasks, jobs = _beside(path, _TASKS), _beside(path, _JOBS)
     if tasks is None:
         raise InvalidValue(f"{_TASKS}.csv must be next to {path}; it says how many GPUs jobs need")
