@@ -114,11 +114,13 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Summary:
-    """The text of a model summary (torchsummary, torchinfo), for the estimators that read one."""
+    """The text of a model summary (torchsummary, torchinfo), for the estimators that read one. A text without output
+    shapes needs the `sequence_length`."""
 
     file: str
     text: str
     batch_size: int | None = None
+    sequence_length: int | None = None
 
     @classmethod
     def read(cls, file: str | Path, batch_size: int | None = None) -> "Summary":
@@ -135,7 +137,7 @@ _ADVICE = {
     MODEL: "The path of a script ends in .py",
     FUNCTION: "Wrap the call: ullage.estimate(lambda: train(batch_size=64), gpu=...)",
     SCRIPT: "A script takes its own arguments: args=['--batch-size', '64'], or after -- on the command line",
-    SUMMARY: "For a model summary only batch_size counts",
+    SUMMARY: "For a model summary only batch_size and sequence_length count",
 }
 
 
@@ -235,7 +237,7 @@ _OF_RANKS = {spec.metadata.get("option", spec.name).replace("-", "_"): spec.name
 _OF_KIND: dict[str, list[str]] = {
     MODEL: [spec.name for spec in fields(Model)[1:]],
     SCRIPT: [spec.name for spec in fields(Script)[1:]],
-    SUMMARY: ["batch_size"],
+    SUMMARY: [spec.name for spec in fields(Summary)[2:]],
     FUNCTION: [],
 }
 _OF_ALL = ["steps", "allocator", "trace", "progress"]

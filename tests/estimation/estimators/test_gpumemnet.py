@@ -5,6 +5,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ from ullage.estimation.estimators.gpumemnet.features import (
     family_of,
     names_of,
     summary_of,
+    summary_of_text,
     totals_of,
     tuples_of,
 )
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, Perceptrons, build, jobs_of, load, shipped
+from ullage.estimation.estimators.printed_summary import read_summary
 from ullage.estimation.estimators.registry import JobRequest, find
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
 from ullage.hardware import gpu
@@ -105,6 +108,33 @@ def test_the_features_of_a_transformer_are_those_counted_by_hand() -> None:
         [0, 0, 0, 1, 56, 0],
         [0, 0, 1, 0, 3, 27],
     ]
+
+
+def torchsummary(model: nn.Module, batch: torch.Tensor) -> str:
+    """The table that torchsummary prints: every module but containers, and the model itself."""
+    rows: list[str] = []
+
+    def note(part: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        own = sum(tensor.numel() for tensor in part.parameters(recurse=False))
+        rows.append(f"{f'{type(part).__name__}-{len(rows) + 1}':>20} {[-1, *output.shape[1:]]!s:>25} {own:>15,}")
+
+    for part in list(model.modules())[1:]:
+        if not isinstance(part, nn.Sequential):
+            part.register_forward_hook(note)
+    model(batch)
+    return "\n".join([*rows, f"Total params: {sum(tensor.numel() for tensor in model.parameters()):,}"])
+
+
+def test_a_printed_summary_gives_the_same_features_as_the_model() -> None:
+    text = torchsummary(small_cnn(), torch.zeros(2, 3, 8, 8))
+    ours = summary_of(job("small_cnn", input_shape=[3, 8, 8], num_classes=5))
+    assert summary_of_text(read_summary(text), 10) == ours
+
+
+def test_the_authors_summary_gives_the_features_of_its_model(reference: Callable[[str], Path]) -> None:
+    text = reference("reference/carma/resnet50_32.model").read_text()
+    read, ours = summary_of_text(read_summary(text), 32), summary_of(Model("torchvision:resnet50", batch_size=32))
+    assert totals_of(read, "cnn") == totals_of(ours, "cnn") and tuples_of(read, "cnn") == tuples_of(ours, "cnn")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import ullage
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators import horus
+from ullage.estimation.estimators.printed_summary import read_summary
 from ullage.estimation.estimators.registry import find
-from ullage.estimation.estimators.summary import read_summary
 from ullage.hardware import gpu
 from ullage.jobs import Model
 from ullage.jobs.job import JobRequest, Summary, request_of
@@ -109,6 +109,73 @@ def test_a_torchinfo_text_counts_layers_and_not_what_holds_them() -> None:
     assert found.figure == 4 * (16 * (2 * 32 * 26 * 26 + 10 + 54_410) + 54_410) + (800 << 20)
 
 
+def test_further_columns_and_capitals_change_nothing() -> None:
+    wide = TORCHINFO.replace("Output Shape  ", "Input Shape               Output Shape  ")
+    wide = wide.replace("Net      ", "Net      [1]                       ").replace("Net      [1]", "Net      ")
+    rows = [
+        line if "[16" not in line else f"{line[:41]}{'[16, 1, 28, 28]':26}{line[41:]}" for line in wide.splitlines()
+    ]
+    rows = [line.replace("Net                                      " * 2, "Net") for line in rows]
+    text = "\n".join(rows).replace("Conv2d", "CONV2D").replace("ReLU", "relu")
+    assert read_summary(text) == read_summary(TORCHINFO)
+
+
+def test_layers_that_do_not_add_up_are_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidValue, match="54,410 parameters, but they have 54,090; .* depth=99"):
+        read_summary(TORCHSUMMARY.replace(" 320", " 0"))
+    cut = TORCHSUMMARY.partition("Total")[0]
+    assert any("cut off" in note for note in read_summary(cut).notes) and not read_summary(TORCHSUMMARY).notes
+
+
+def test_a_block_whose_inside_is_not_shown_is_named() -> None:
+    notes = read_summary(TORCHINFO.replace("Conv2d", "BasicBlock")).notes
+    assert notes == ("the text does not show what is inside BasicBlock: print it with torchinfo, depth=99",)
+
+
+PRINTED = """Net(
+  (words): Embedding(100, 8), 800 params
+  (norm): LayerNorm((8,), eps=1e-05, elementwise_affine=True), 16 params
+  (attention): Attention(
+    (mixed): Conv1D(), 216 params
+    (out): Conv1D(), 72 params
+    (drop): Dropout(p=0.1, inplace=False), 0 params
+  ), 288 params
+  (head): Linear(in_features=8, out_features=100, bias=False), 800 params
+), 1,904 params
+"""
+
+
+def test_printed_modules_have_outputs_by_the_length_of_a_sequence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="--sequence-length 512"):
+        read_summary(PRINTED)
+    summary = read_summary(PRINTED, 5)
+    widths = {"Embedding": 8, "LayerNorm": 8, "Dropout": 8, "Linear": 100}
+    assert [layer.outputs for layer in summary.layers] == [5 * width for width in (8, 8, 24, 8, 8, 100)]
+    assert {layer.kind: layer.outputs for layer in summary.layers if layer.kind in widths} == {
+        kind: 5 * width for kind, width in widths.items()
+    }
+    assert summary.parameters == 1904
+    file = tmp_path / "net.model"
+    file.write_text(PRINTED)
+    request = request_of(file, {"batch_size": 2, "sequence_length": 5}, "horus")
+    assert find("horus").estimate(request, gpu("T4")).figure > 800 << 20
+
+
+def test_the_authors_summaries_are_read(reference: Callable[[str], Path]) -> None:
+    files = sorted(reference("reference/carma").glob("*.model"))
+    summaries = {file.stem: read_summary(file.read_text(), 512) for file in files}
+    assert len(summaries) == 35
+    assert summaries["UNet"].parameters == 24_439_269
+    assert sum(layer.outputs for layer in summaries["UNet"].layers) == 45_613_056  # as its last lines say
+    assert summaries["xlnet_base_cased"].parameters == 81_874_178
+    assert {name for name, summary in summaries.items() if any("not show" in note for note in summary.notes)} == {
+        "UNet",
+        "efficientNet_cifar100",
+        "maskrcnn",
+        "mobilenet_cifar100",
+    }
+
+
 @pytest.mark.parametrize("text", ["", "nothing here", "Linear [10]"])
 def test_a_text_that_is_no_summary_is_refused(text: str) -> None:
     with pytest.raises(InvalidValue, match="no layers found"):
@@ -120,7 +187,7 @@ def test_a_file_is_read_through_the_public_face(tmp_path: Path) -> None:
     file.write_text(TORCHSUMMARY)
     found = ullage.estimate(file, batch_size=8, gpu="T4", estimator="horus")
     assert found.figure == sum(horus.formula(8, 32 * 26 * 26 + 10, 54_410, overhead=800 << 20).values())
-    with pytest.raises(InvalidValue, match="only batch_size counts"):
+    with pytest.raises(InvalidValue, match="only batch_size and sequence_length count"):
         request_of(file, {"batch_size": 8, "optimizer": "sgd"}, "horus")
     with pytest.raises(InvalidValue, match="a summary has no code"):
         ullage.estimate(file, batch_size=8, gpu="T4")

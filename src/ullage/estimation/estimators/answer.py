@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
+from ullage.estimation.estimators.printed_summary import LayerSummary, read_summary
 from ullage.estimation.result import Estimate
 from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.hardware import GPU
-from ullage.jobs.job import JobRequest
+from ullage.jobs.job import JobRequest, Summary
 
 _FIELDS = {"allocated": "peak_allocated", "reserved": "peak_reserved", "process": "process_memory"}
 
@@ -80,3 +81,12 @@ def supports_names(request: JobRequest) -> str | None:
     if request.kind != "model":
         return f"it needs a model by its name; this is a {request.kind}"
     return None
+
+
+def summary_with_batch(given: Summary) -> tuple[LayerSummary, int]:
+    """Return what a text says, and the batch size: the one that was given, or else that of the text."""
+    summary = read_summary(given.text, given.sequence_length)
+    batch = given.batch_size or summary.batch
+    if batch is None:
+        raise InvalidValue("the summary must have a batch size, or give it with --batch-size")
+    return summary, batch

@@ -8,10 +8,10 @@ on wide layers), a number takes 4 bytes, and d is 800 MiB for their real models 
 import re
 import time
 
-from ullage.errors import InvalidValue
-from ullage.estimation.estimators.answer import answer, read_options
+from ullage.estimation.estimators.answer import answer, read_options, summary_with_batch
+from ullage.estimation.estimators.printed_summary import LayerSummary
 from ullage.estimation.estimators.registry import estimator
-from ullage.estimation.estimators.summary import LayerSummary, read_summary, summarize
+from ullage.estimation.estimators.summary import summarize
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.jobs.job import JobRequest
@@ -60,10 +60,7 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
     options = read_options("horus", request.options, {"overhead_mib": OVERHEAD_MIB})
     if request.summary is not None:
-        summary = read_summary(request.summary.text)
-        batch = request.summary.batch_size or summary.batch
-        if batch is None:
-            raise InvalidValue("the summary must have a batch size, or give it with --batch-size")
+        summary, batch = summary_with_batch(request.summary)
     else:
         assert request.model is not None
         summary = summarize(request.model, gpu)
@@ -72,5 +69,6 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     notes = [
         "the figure is Horus's memory of the process; it knows nothing of optimizer, precision, allocator or kernels",
         f"overhead d = {options['overhead_mib']} MiB, as its evaluators take it; change it: --set horus.overhead_mib=0",
+        *summary.notes,
     ]
     return answer("horus", gpu, "process", parts, seconds=time.perf_counter() - begin, notes=notes)

@@ -16,6 +16,7 @@ from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
 from ullage.jobs.job import JobRequest, request_of
+from ullage.jobs.kinds import SUMMARY, kind_of
 from ullage.sandbox.conda import in_conda
 from ullage.sandbox.environment import is_guest
 
@@ -35,13 +36,15 @@ def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, Any]:
+    missing, refused, own = None, [], False
     try:
         if request["conda"] is not None:
             os.environ.update(in_conda(request["conda"], os.environ))
     except LookupError as error:
-        return {"failed": str(error)}
-    refused, own = [], False
+        missing = str(error)
     for question in request["questions"]:
+        if missing is not None and kind_of(question["source"], question["module"]) != SUMMARY:
+            continue
         try:
             return _answer(question, request, ran_in)
         except UllageError as error:
@@ -50,6 +53,7 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
             own = own or isinstance(error, ScriptFailed) and error.own and question["program"] is not None
         except LookupError as error:  # no such conda environment
             refused.append(str(error))
+    refused += [] if missing is None else [missing]
     return {"failed": "; ".join(refused) or "there is nothing to estimate", "own": own}
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.answer import answer, read_options, supports_training_by_name
-from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of
+from ullage.estimation.estimators.answer import answer, read_options, summary_with_batch, supports_training_by_name
+from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of, summary_of_text
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, jobs_of, shipped, trained
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import ModelCard, probabilities
@@ -51,8 +51,13 @@ def _width(given: str, family: str, kind: str) -> int:
 def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
     options = read_options("gpumemnet", request.options, {"bin": "", "weights": ""})
-    assert request.model is not None
-    odds, card = classify(summary_of(request.model), kind, options)
+    if request.summary is not None:
+        layers, batch_size = summary_with_batch(request.summary)
+        summary, unknown = summary_of_text(layers, batch_size), layers.notes
+    else:
+        assert request.model is not None
+        summary, unknown = summary_of(request.model), ()
+    odds, card = classify(summary, kind, options)
     best = max(range(len(odds)), key=odds.__getitem__)
     return answer(
         name,
@@ -60,7 +65,7 @@ def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
         "process",
         {"activations": (best + 1) * card.bin},
         seconds=time.perf_counter() - begin,
-        notes=_notes(odds, best, card, gpu),
+        notes=[*_notes(odds, best, card, gpu), *unknown],
     )
 
 
@@ -84,10 +89,14 @@ def _notes(odds: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]
     return notes
 
 
-def _register(name: str, kind: str, title: str) -> None:
-    needs = "the model by name; no GPU"
+def _supports(request: JobRequest) -> str | None:
+    return None if request.summary is not None else supports_training_by_name(request)
 
-    @estimator(name, title=title, source=SOURCE, needs=needs, supports=supports_training_by_name)
+
+def _register(name: str, kind: str, title: str) -> None:
+    needs = "the model by name, or a model summary and the batch size; no GPU"
+
+    @estimator(name, title=title, source=SOURCE, needs=needs, supports=_supports)
     def run(request: JobRequest, gpu: GPU) -> Estimate:
         return _estimate(name, kind, request, gpu)
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.estimation.estimators.printed_summary import LayerSummary
 from ullage.jobs.model import Model
 from ullage.sandbox.protocol import error_text
 
@@ -145,6 +146,26 @@ def spelled(name: str) -> str:
     return _SPELLINGS.get(plain, plain)
 
 
+def summary_of_text(text: LayerSummary, batch_size: int) -> ModelSummary:
+    """Return what a printed summary says of a training run, without modules that only hold others."""
+    kinds = [
+        (layer, getattr(nn, layer.kind, None))
+        for layer in text.layers
+        if layer.parameters or hasattr(nn, layer.kind) or _FUNCTION.fullmatch(layer.kind)
+    ]
+    functions = Counter(layer.kind.lower() for layer, _ in kinds if _FUNCTION.fullmatch(layer.kind))
+    return ModelSummary(
+        batch_size=batch_size,
+        parameters=text.parameters,
+        activation_function=functions.most_common(1)[0][0] if functions else None,
+        layers=tuple(
+            (kind_of(known) if isinstance(known, type) else spelled(layer.kind), layer.outputs, layer.parameters)
+            for layer, known in kinds
+            if known not in (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+        ),
+    )
+
+
 def summary_of(configuration: Model) -> ModelSummary:
     """Return the summary of a model by name, from one forward pass on PyTorch's meta device.
 
@@ -174,7 +195,9 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
         output_tensor = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
         own = 0 if id(part) in counted else sum(tensor.numel() for tensor in part.parameters())
         counted.add(id(part))
-        layers.append((kind_of(part), output_tensor.numel() // run.batch_size if output_tensor is not None else 0, own))
+        layers.append(
+            (kind_of(type(part)), output_tensor.numel() // run.batch_size if output_tensor is not None else 0, own)
+        )
 
     with torch.device(device):
         model, task = prepare(run)
@@ -206,12 +229,12 @@ def _is_layer(part: nn.Module) -> bool:
     return any(isinstance(part, classes) for _, classes in _KINDS) and any(True for _ in part.parameters(recurse=False))
 
 
-def kind_of(part: nn.Module) -> str:
-    """Return the type of a layer: "linear", "conv2d", ..., or the name of its class in lower case."""
+def kind_of(layer: type) -> str:
+    """Return the type of a class of layers: "linear", "conv2d", ..., or its name in lower case."""
     for kind, classes in _KINDS:
-        if isinstance(part, classes):
+        if issubclass(layer, classes):
             return kind
-    return spelled(type(part).__name__)
+    return spelled(layer.__name__)
 
 
 class _Ones(TorchFunctionMode):
