@@ -1,8 +1,5 @@
-"""A model summary: each layer with the size of its output and its number of parameters.
-
-It is read from a text: a table of torchsummary or torchinfo, or the printed modules of a language model, each with its
-number of parameters.
-"""
+"""A model summary, read from a text: a table of torchsummary or torchinfo, or the printed modules of a language model,
+each with its number of parameters."""
 
 import math
 import re

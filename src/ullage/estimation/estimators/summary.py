@@ -1,6 +1,5 @@
 """A model summary from a forward pass on a virtual GPU."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,36 +16,28 @@ from ullage.virtual import VirtualGPU
 
 
 def summarize(configuration: Model, gpu: GPU) -> LayerSummary:
-    """Summarize a model: every layer without layers inside, in the order of the forward pass."""
+    """Summarize a model: every layer without layers inside, in the order of the forward pass in training mode."""
     layers: list[SummaryLayer] = []
 
     def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        tensors = tensors_in(output)
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        outputs = sum(tensor.numel() for tensor in tensors) // configuration.batch_size
+        outputs = sum(tensor.numel() for tensor in tensors_in(output)) // configuration.batch_size
         layers.append(SummaryLayer(type(module).__name__, outputs, own))
 
-    with VirtualGPU(gpu, limited=False):
-        model = run_forward(configuration, note)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-    return LayerSummary(tuple(layers), parameters, configuration.batch_size)
-
-
-def run_forward(configuration: Model, note: Callable[[nn.Module, Any, Any], None] | None = None) -> nn.Module:
-    """Build a model and run its forward pass in training mode on the current virtual GPU; `note` gets each layer."""
     try:
-        model, task = prepare(configuration)
-        model = model.to("cuda").train()
-        for module in model.modules() if note is not None else ():
-            if not any(True for _ in module.children()):
-                module.register_forward_hook(note)  # type: ignore[arg-type]
-        with torch.no_grad():
+        with VirtualGPU(gpu, limited=False), torch.no_grad():
+            model, task = prepare(configuration)
+            model = model.to("cuda").train()
+            for module in model.modules():
+                if not any(True for _ in module.children()):
+                    module.register_forward_hook(note)
             task.forward(model, *moved(task.batch(configuration.batch_size)))
     except (UllageError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise InvalidValue(f"{configuration.name} does not run: {error_text(error)}") from error
-    return model
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return LayerSummary(tuple(layers), parameters, configuration.batch_size)
 
 
 def moved(batch: Any) -> Any:

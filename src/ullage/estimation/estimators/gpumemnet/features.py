@@ -12,6 +12,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,22 +149,18 @@ def spelled(name: str) -> str:
 
 def summary_of_text(text: LayerSummary, batch_size: int) -> ModelSummary:
     """Return what a printed summary says of a training run, without modules that only hold others."""
-    kinds = [
-        (layer, getattr(nn, layer.kind, None))
-        for layer in text.layers
-        if layer.parameters or hasattr(nn, layer.kind) or _FUNCTION.fullmatch(layer.kind)
+    layers = [
+        layer for layer in text.layers if layer.parameters or hasattr(nn, layer.kind) or _FUNCTION.fullmatch(layer.kind)
     ]
-    functions = Counter(layer.kind.lower() for layer, _ in kinds if _FUNCTION.fullmatch(layer.kind))
-    return ModelSummary(
-        batch_size=batch_size,
-        parameters=text.parameters,
-        activation_function=functions.most_common(1)[0][0] if functions else None,
-        layers=tuple(
-            (kind_of(known) if isinstance(known, type) else spelled(layer.kind), layer.outputs, layer.parameters)
-            for layer, known in kinds
-            if known not in (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-        ),
-    )
+    kinds = [kind_of(getattr(nn, layer.kind)) if hasattr(nn, layer.kind) else spelled(layer.kind) for layer in layers]
+    tuples = tuple((kind, layer.outputs, layer.parameters) for kind, layer in zip(kinds, layers, strict=True))
+    return ModelSummary(batch_size, text.parameters, _function([layer.kind for layer in layers]), tuples)
+
+
+def _function(classes: Iterable[str]) -> str | None:
+    """Return the most frequent activation function among the classes of layers."""
+    functions = Counter(name.lower() for name in classes if _FUNCTION.fullmatch(name))
+    return functions.most_common(1)[0][0] if functions else None
 
 
 def summary_of(configuration: Model) -> ModelSummary:
@@ -195,9 +192,8 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
         output_tensor = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)), None)
         own = 0 if id(part) in counted else sum(tensor.numel() for tensor in part.parameters())
         counted.add(id(part))
-        layers.append(
-            (kind_of(type(part)), output_tensor.numel() // run.batch_size if output_tensor is not None else 0, own)
-        )
+        outputs = 0 if output_tensor is None else output_tensor.numel() // run.batch_size
+        layers.append((kind_of(type(part)), outputs, own))
 
     with torch.device(device):
         model, task = prepare(run)
@@ -208,15 +204,12 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
         batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), task.batch(run.batch_size))
         with torch.no_grad(), _Ones():
             task.forward(model, *batch)
-    functions = Counter(
-        type(part).__name__.lower()
-        for part in model.modules()
-        if not any(True for _ in part.children()) and _FUNCTION.fullmatch(type(part).__name__)
-    )
     return ModelSummary(
         batch_size=configuration.batch_size,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        activation_function=functions.most_common(1)[0][0] if functions else None,
+        activation_function=_function(
+            type(part).__name__ for part in model.modules() if not any(True for _ in part.children())
+        ),
         layers=tuple(layers),
     )
 
