@@ -30,8 +30,7 @@ class SummaryLayer:
 
 @dataclass(frozen=True, slots=True)
 class LayerSummary:
-    """The layers of a model, the number of all parameters, the batch size if the text has it, and what it leaves
-    out."""
+    """The layers of a model, the number of all parameters, the batch size if the text has it, and what it lacks."""
 
     layers: tuple[SummaryLayer, ...]
     parameters: int
@@ -40,8 +39,7 @@ class LayerSummary:
 
 
 def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
-    """Read a text. Printed modules have no output shapes: those of a language model follow from the length of its
-    sequences."""
+    """Read a text. Printed modules have no output shapes; a language model's follow from the length of a sequence."""
     lines = text.splitlines()
     table = [row for row in map(_TORCHSUMMARY.match, lines) if row]
     rows = [(row[1], _first_shape(row[2]), _whole(row[3])) for row in table] or _torchinfo_rows(lines)
@@ -74,8 +72,7 @@ def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
 
 
 def _torchinfo_rows(lines: list[str]) -> list[tuple[str, list[int], int]]:
-    """Read the rows, except those of modules that contain others (deeper rows follow) and have no parameters of their
-    own."""
+    """Read the rows, except those of modules that contain others (deeper rows follow) and only their parameters."""
     head = next((place for place, line in enumerate(lines) if line.casefold().startswith("layer (type")), 0)
     starts = {title[0].casefold(): title.start() for title in _TITLE.finditer(lines[head] if lines else "")}
     if not {"output shape", "param #"} <= starts.keys():

@@ -89,14 +89,13 @@ def _notes(odds: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]
     return notes
 
 
-def _supports(request: JobRequest) -> str | None:
-    return None if request.summary is not None else supports_training_by_name(request)
-
-
 def _register(name: str, kind: str, title: str) -> None:
     needs = "the model by name, or a model summary and the batch size; no GPU"
 
-    @estimator(name, title=title, source=SOURCE, needs=needs, supports=_supports)
+    def supports(request: JobRequest) -> str | None:
+        return None if request.summary is not None else supports_training_by_name(request)
+
+    @estimator(name, title=title, source=SOURCE, needs=needs, supports=supports)
     def run(request: JobRequest, gpu: GPU) -> Estimate:
         return _estimate(name, kind, request, gpu)
 
