@@ -178,6 +178,18 @@ def test_limits_and_failures_of_the_process_are_told(tmp_path):
     assert "there is no conda environment named 'nosuch'" in make(no_conda).note
 
 
+def test_a_summary_is_read_without_the_jobs_environment(tmp_path):
+    layers = "".join(f"{f'Linear-{place}':>20} {'[-1, 100]':>25} {'10,100':>15}\n" for place in (1, 2))
+    (tmp_path / "net.model").write_text(f"{layers}Total params: 20,200\n")
+    summary = EstimateQuestion("net.model", options={"batch_size": 64})
+    request = asked(tmp_path, "", estimator="gpumemnet", conda="nosuch")
+    answer = make(dataclasses.replace(request, questions=[summary, *request.questions]))
+    assert (answer.upper, answer.note) == (1 << 30, "estimated by gpumemnet for T4")
+    (tmp_path / "net.model").write_text(f"{layers}Total params: 20,300\n")
+    refused = make(dataclasses.replace(request, questions=[summary])).note
+    assert "20,300 parameters, but they have 20,200" in refused and "environment named 'nosuch'" in refused
+
+
 @pytest.fixture
 def for_all_users(monkeypatch):
     """Processes of other users run a Python that they can run; the `PYTHONPATH` that it needs."""

@@ -63,8 +63,7 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
         summary, batch = summary_with_batch(request.summary)
     else:
         assert request.model is not None
-        summary = summarize(request.model, gpu)
-        batch = request.model.batch_size
+        summary, batch = summarize(request.model, gpu), request.model.batch_size
     parts = formula(batch, activations(summary), summary.parameters, options["overhead_mib"] << 20)
     notes = [
         "the figure is Horus's memory of the process; it knows nothing of optimizer, precision, allocator or kernels",

@@ -3,7 +3,7 @@ each with its number of parameters."""
 
 import math
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 
@@ -19,8 +19,7 @@ _TOTAL = re.compile(r"^\s*Total params:\s*([\d,]+)", re.MULTILINE)
 _LAYERS = {name.casefold(): name for name, value in vars(nn).items() if isinstance(value, type)}
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryLayer:
+class SummaryLayer(NamedTuple):
     """A layer: its class, the number of output values for one sample, and its own parameters."""
 
     kind: str
@@ -28,8 +27,7 @@ class SummaryLayer:
     parameters: int
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSummary:
+class LayerSummary(NamedTuple):
     """The layers of a model, the number of all parameters, the batch size if the text has it, and what it lacks."""
 
     layers: tuple[SummaryLayer, ...]
@@ -49,13 +47,10 @@ def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
             "a summary must be the text that torchsummary or torchinfo print, with the columns layer, output shape "
             "and parameters; no layers found"
         )
-    total, parameters = _TOTAL.search(text), sum(own for _, _, own in rows)
+    total, parameters, notes = _TOTAL.search(text), sum(own for _, _, own in rows), list[str]()
     batches = {shape[0] for _, shape, _ in rows if len(shape) > 1 and shape[0] > 0}
-    layers = tuple(
-        SummaryLayer(_LAYERS.get(kind.casefold(), kind), math.prod(shape[1:]) if shape else 0, own)
-        for kind, shape, own in rows
-    )
-    notes = []
+    kinds = [_LAYERS.get(kind.casefold(), kind) for kind, _, _ in rows]
+    outputs = [math.prod(shape[1:]) if shape else 0 for _, shape, _ in rows]
     if total is None:
         notes.append("the text has no line with its total, so it may have been cut off: its parameters are a sum")
     elif (whole := _whole(total[1])) != parameters and not _printed_rows(lines, 1):
@@ -66,9 +61,10 @@ def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
             )
         notes.append(f"{whole - parameters:,} of {whole:,} parameters are in modules that the text does not show")
         parameters = whole
-    if closed := sorted({layer.kind for layer in layers if layer.parameters and layer.kind not in vars(nn)}):
+    if closed := sorted({kind for kind, (_, _, own) in zip(kinds, rows, strict=True) if own and not hasattr(nn, kind)}):
         notes.append(f"the text does not show what is inside {', '.join(closed)}: print it with torchinfo, depth=99")
-    return LayerSummary(layers, parameters, batches.pop() if len(batches) == 1 else None, tuple(notes))
+    layers = map(SummaryLayer, kinds, outputs, [own for _, _, own in rows])
+    return LayerSummary(tuple(layers), parameters, batches.pop() if len(batches) == 1 else None, tuple(notes))
 
 
 def _torchinfo_rows(lines: list[str]) -> list[tuple[str, list[int], int]]:
