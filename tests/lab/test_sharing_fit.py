@@ -239,5 +239,5 @@ def test_what_cannot_be_read_is_said(tmp_path):
         (tmp_path / "damaged.jsonl").write_text(json.dumps(row | {"turns": [turn]}) + "\n")
         with pytest.raises(InvalidValue, match="damaged.jsonl: the turns of set 'one' are not those of"):
             training.read_rows([tmp_path / "damaged.jsonl"])
-    with pytest.raises(InvalidValue, match="no set is for fitting"):
+    with pytest.raises(InvalidValue, match="there must be sets for fitting"):
         training.fit([], {})

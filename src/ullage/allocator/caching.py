@@ -102,7 +102,7 @@ class CachingAllocator(Segments):
     ) -> None:
         total_memory = capacity if total_memory is None else total_memory
         if not 0 <= capacity <= total_memory:
-            raise ValueError(f"a capacity of 0 to {total_memory} (the total memory) is needed, not {capacity}")
+            raise ValueError(f"capacity must be 0 to {total_memory} (the total memory), got {capacity}")
         grows = config.expandable_segments
         self._small: Final = Pool("small_pool", MIN_BLOCK_SIZE)
         self._large: Final = Pool(
@@ -123,7 +123,7 @@ class CachingAllocator(Segments):
     def set_memory_fraction(self, fraction: float) -> None:
         """Limit reserved memory to a fraction of the card, as torch.cuda.set_per_process_memory_fraction()."""
         if not 0.0 <= fraction <= 1.0:
-            raise ValueError(f"a fraction in [0, 1] is needed, not {fraction:g}")
+            raise ValueError(f"fraction must be from 0 to 1, got {fraction:g}")
         self.allowed = int(fraction * self.total_memory) if fraction < 1.0 else None
         self.collects_garbage = self.allowed is not None and self.config.garbage_collection_threshold > 0.0
         self._plain_search = not (
@@ -134,7 +134,7 @@ class CachingAllocator(Segments):
         """Allocate bytes for use on a stream, or raise OutOfMemory. As in PyTorch, 0 bytes are no allocation: address
         0."""
         if size < 0:
-            raise ValueError(f"a size of at least 0 is needed, not {size}")
+            raise ValueError(f"size must be at least 0, got {size}")
         if size == 0:
             return Block(0, 0, stream, 0)
         if self._diverted:
@@ -199,7 +199,7 @@ class CachingAllocator(Segments):
         if pool is None:
             return
         if block.state != IN_USE:
-            raise ValueError(f"a block in use is needed, not {block!r}")
+            raise ValueError(f"block must be in use, got {block!r}")
         size = block.size
         if self.on_event is not None:
             self.on_event(FREE_REQUESTED, block.address, block.requested)

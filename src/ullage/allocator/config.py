@@ -93,7 +93,7 @@ class AllocatorConfig:
             elif name == "backend" and value != "native":
                 raise AllocatorConfigError(f"backend must be native, the allocator modelled here, not {value}")
             elif name not in OPTIONS_WITHOUT_EFFECT and name != "backend":
-                raise AllocatorConfigError(f"an option that PyTorch knows is needed, not {name!r}")
+                raise AllocatorConfigError(f"an option must be one that PyTorch knows, got {name!r}")
         values.setdefault("max_non_split_rounding", values.get("large_segment_size", LARGE_BUFFER))
         return cls(**values)
 
@@ -112,7 +112,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
     for item in re.findall(r"[^,\[\]]*\[[^\]]*\]?|[^,]+", compact):
         name, colon, value = item.partition(":")
         if not colon or not value:
-            raise AllocatorConfigError(f"an option of the form name:value is needed, not {item!r}")
+            raise AllocatorConfigError(f"an option must have the form name:value, got {item!r}")
         yield name, value
 
 

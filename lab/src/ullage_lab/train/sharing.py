@@ -225,7 +225,7 @@ def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -
     """The figures with which the sets that are not for testing come out best."""
     learn = [one for one in sets if not one.is_test]
     if not learn:
-        raise InvalidValue("no set is for fitting: each has a job of a family that is kept for testing")
+        raise InvalidValue("there must be sets for fitting, but each has a job of a family that is kept for testing")
     rules, least, step = start, _loss(learn, alone, start), _FIRST_STEP
     while step > _LEAST_STEP:
         before = least

@@ -35,7 +35,7 @@ class _Terms:
     def needs(self, job: JobRecord) -> tuple[Need, ...]:
         needs = self._find(job.array_index)
         if job.id in self._reached(needs):
-            raise InvalidValue(f"job {job.reference} would wait for itself, by {self._names(needs[:_SHOWN])}")
+            raise InvalidValue(f"job {job.reference} would wait for itself, through {self._names(needs[:_SHOWN])}")
         return needs
 
 
