@@ -109,7 +109,7 @@ def test_nothing_is_no_allocation() -> None:
     gpu.free(block)
     gpu.free(block)
     assert gpu.count == gpu.reserved == 0
-    with pytest.raises(ValueError, match="not -1"):
+    with pytest.raises(ValueError, match="got -1"):
         gpu.malloc(-1)
 
 
@@ -132,7 +132,7 @@ def test_events_are_reported_in_order() -> None:
 
 
 def test_capacity_may_not_exceed_the_card() -> None:
-    with pytest.raises(ValueError, match="a capacity of 0 to 10"):
+    with pytest.raises(ValueError, match="capacity must be 0 to 10"):
         CachingAllocator(11, total_memory=10)
 
 

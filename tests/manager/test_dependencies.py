@@ -137,7 +137,7 @@ def test_no_job_ever_waits_for_itself(common):
         (inside, f"{many}_all"),
     ):
         [answer] = common.client.edit(number, after=[after])
-        assert not answer["done"] and answer["text"].startswith(f"job {answer['reference']} would wait for itself, through ")
+        assert not answer["done"] and answer["text"].startswith(f"job {answer['reference']} would wait for itself, ")
     assert common.job(first)["after"] == [] and common.job(inside)["after"] == [str(second)]
     [answer] = common.client.edit(inside, after=[f"any:{first}"])
     assert answer["done"] and common.job(inside)["after"] == [f"any:{first}"]
