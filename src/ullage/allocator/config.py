@@ -52,22 +52,20 @@ class AllocatorConfig:
     large_segment_size: int = LARGE_BUFFER
 
     def __post_init__(self) -> None:
-        if len(self.roundup_power2_divisions) != ROUNDUP_INTERVALS:
-            raise AllocatorConfigError(
-                f"roundup_power2_divisions needs {ROUNDUP_INTERVALS} entries, not {len(self.roundup_power2_divisions)}"
-            )
+        if (count := len(self.roundup_power2_divisions)) != ROUNDUP_INTERVALS:
+            raise AllocatorConfigError(f"roundup_power2_divisions must have {ROUNDUP_INTERVALS} entries, got {count}")
         for divisions in self.roundup_power2_divisions:
             _check_power_of_two("roundup_power2_divisions", divisions, zero=True)
         if not 0.0 <= self.garbage_collection_threshold < 1.0:
             raise AllocatorConfigError(
-                f"garbage_collection_threshold must lie in (0, 1), not {self.garbage_collection_threshold:g}"
+                f"garbage_collection_threshold must be between 0 and 1, got {self.garbage_collection_threshold:g}"
             )
         if not 0.0 <= self.memory_fraction <= 1.0:
-            raise AllocatorConfigError(f"per_process_memory_fraction must lie in [0, 1], not {self.memory_fraction:g}")
+            raise AllocatorConfigError(f"per_process_memory_fraction must be from 0 to 1, got {self.memory_fraction:g}")
         if self.large_segment_size <= MIN_LARGE_ALLOC:
             raise AllocatorConfigError(
                 f"large_segment_size_mb must be more than {MIN_LARGE_ALLOC // MIB}, "
-                f"not {self.large_segment_size / MIB:g}"
+                f"got {self.large_segment_size / MIB:g}"
             )
         for name, size in (
             ("max_split_size_mb", self.max_split_size),
@@ -75,7 +73,7 @@ class AllocatorConfig:
         ):
             if size < self.large_segment_size:
                 raise AllocatorConfigError(
-                    f"{name} must be at least {self.large_segment_size // MIB}, not {size / MIB:g}"
+                    f"{name} must be at least {self.large_segment_size // MIB}, got {size / MIB:g}"
                 )
 
     @classmethod
@@ -91,7 +89,7 @@ class AllocatorConfig:
                 attribute, read = _OPTIONS[name]
                 values[attribute] = read(name, value)
             elif name == "backend" and value != "native":
-                raise AllocatorConfigError(f"backend must be native, the allocator modelled here, not {value}")
+                raise AllocatorConfigError(f"backend must be native, the allocator modelled here, got {value}")
             elif name not in OPTIONS_WITHOUT_EFFECT and name != "backend":
                 raise AllocatorConfigError(f"an option must be one that PyTorch knows, got {name!r}")
         values.setdefault("max_non_split_rounding", values.get("large_segment_size", LARGE_BUFFER))
@@ -118,7 +116,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 def _whole(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise AllocatorConfigError(f"{name} needs a whole number, not {text!r}")
+        raise AllocatorConfigError(f"{name} must be a whole number, got {text!r}")
     return int(text)
 
 
@@ -130,24 +128,24 @@ def _real(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise AllocatorConfigError(f"{name} needs a number, not {text!r}") from None
+        raise AllocatorConfigError(f"{name} must be a number, got {text!r}") from None
 
 
 def _threshold(name: str, text: str) -> float:
     if (threshold := _real(name, text)) <= 0.0:
-        raise AllocatorConfigError(f"{name} must lie in (0, 1), not {threshold:g}")
+        raise AllocatorConfigError(f"{name} must be between 0 and 1, got {threshold:g}")
     return threshold
 
 
 def _flag(name: str, text: str) -> bool:
     if text not in ("True", "False"):
-        raise AllocatorConfigError(f"{name} needs True or False, not {text!r}")
+        raise AllocatorConfigError(f"{name} must be True or False, got {text!r}")
     return text == "True"
 
 
 def _check_power_of_two(name: str, value: int, *, zero: bool = False) -> None:
     if value < 0 or value & (value - 1) or (value == 0 and not zero):
-        raise AllocatorConfigError(f"{name} needs powers of two, not {value}")
+        raise AllocatorConfigError(f"{name} must have powers of two, got {value}")
 
 
 def _divisions(name: str, text: str) -> tuple[int, ...]:
@@ -157,7 +155,7 @@ def _divisions(name: str, text: str) -> tuple[int, ...]:
         _check_power_of_two(name, divisions)
         return (divisions,) * ROUNDUP_INTERVALS
     if not text.endswith("]"):
-        raise AllocatorConfigError(f"{name} needs a closing bracket, not {text!r}")
+        raise AllocatorConfigError(f"{name} must have a closing bracket, got {text!r}")
     table = list(NO_ROUNDUP)
     last: int | None = None
     for boundary_text, value_text in _pairs(text[1:-1]):
