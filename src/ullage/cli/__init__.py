@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. One module for each kind of thing that the commands are about.
+"""The command line: parses options, calls the API, prints results. Commands on one subject share a module.
 
 `main.py` lists the commands. Nothing is computed here.
 """

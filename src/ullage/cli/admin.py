@@ -1,4 +1,4 @@
-"""`ullage admin`: what operators do to the GPUs, and tokens for the HTTP API."""
+"""`ullage admin`: drains of GPUs, for operators, and tokens for the HTTP API."""
 
 import datetime
 import sys

@@ -16,16 +16,15 @@ Completions = list[str] | list[tuple[str, str]]
 Completer = Callable[[str], Completions]
 
 REPORT_KEYS = ("user", "day", "name", "gpu")
-_MOST_FILES = 100  # that are looked into
+_MOST_FILES = 100  # most files to read
 FAMILIES, ARCHITECTURES = ("mlp", "cnn", "transformer"), ("mlp", "transformer")
 ALL = "all"
 
 
 def completer(names: str | Iterable[str], *more: str, several: bool = False, alone: str = "") -> Completer:
-    """Complete names, the last of several that are separated by commas, or a word that stands alone.
+    """Return a completer of names, of the last of several names with commas, or of the single word `alone`.
 
-    Names come with their meaning if they are the keys of a table of texts. A text such as "ullage.hardware:gpus" is
-    imported only when a shell asks.
+    Names that are keys of a table show its texts. A text such as "ullage.hardware:gpus" is imported on completion.
 
     >>> completer(["mps", "mig", "timeslice"], several=True, alone="all")("mps,m")
     ['mps,mps', 'mps,mig']
@@ -82,13 +81,13 @@ quantizations = completer("ullage.jobs.model:QUANTIZATIONS")
 
 
 def targets(incomplete: str) -> list[str]:
-    """Figures of a simulation, such as "waiting<=", that a target can limit."""
+    """Complete the figures of a simulation that a target can limit, such as "waiting<="."""
     from ullage.manager.simulation.measures import MEASURES
 
     return [f"{name}<=" for name in MEASURES if name.startswith(incomplete)]
 
 
-# What is more than a name.
+# Arguments other than single names.
 
 
 def sources(incomplete: str) -> list[str]:
@@ -119,20 +118,20 @@ def _files(incomplete: str, kind: str) -> list[str]:
 
 
 def clusters(incomplete: str) -> Completions:
-    """GPUs in the catalogue, after how many there are, and on how many machines."""
+    """Complete GPUs of the catalogue after the numbers of machines and GPUs."""
     match = re.fullmatch(r"((?:[0-9.]+x)+)(.*)", incomplete)
     return [f"{match[1]}{name}" for name in gpus(match[2])] if match else ["1..8x", "1..64x", "8x", "2x8x"]
 
 
 def counted_gpus(incomplete: str) -> Completions:
-    """GPUs in the catalogue, after how many there are: "4xA100-40GB"."""
+    """Complete GPUs of the catalogue after their number: "4xA100-40GB"."""
     count, times, name = incomplete.partition("x")
     begun = f"{count}{times}" if times and count.replace(".", "").replace(":", "").isdigit() else ""
     return [f"{begun}{card}" for card in gpus(name if begun else incomplete)]
 
 
 def pythons(incomplete: str) -> list[str]:
-    """Environments in the folder that was typed so far, and those that conda knows by name."""
+    """Complete environments in the typed folder, and conda environments by name."""
     from ullage.sandbox.conda import conda_names
 
     typed = Path(incomplete)
@@ -142,7 +141,7 @@ def pythons(incomplete: str) -> list[str]:
 
 
 def policies(incomplete: str) -> list[str]:
-    """Placement policies by their names, and functions in the Python files of the folder that was typed so far."""
+    """Complete placement policies by name, and functions in Python files of the typed folder."""
     from ullage.manager.placement.policies import policies as all_policies
 
     named = [name for name in all_policies() if name.startswith(incomplete)]
@@ -153,7 +152,7 @@ def policies(incomplete: str) -> list[str]:
 
 
 def _functions_of_three(file: Path) -> list[str]:
-    """The functions of a file that take three arguments, as a policy does. The file is read, not run."""
+    """Return the functions of a file that take three arguments, as a policy does. The file is read, not run."""
     import ast
 
     try:
@@ -165,16 +164,16 @@ def _functions_of_three(file: Path) -> list[str]:
 
 
 def several_policies(incomplete: str) -> list[str]:
-    """Placement policies, after those that were named already."""
+    """Complete the last of several placement policies."""
     before, comma, begun = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in policies(begun)]
 
 
-# What the running daemon knows.
+# Names that the running daemon knows.
 
 
 def of_daemon(ask: "Callable[[Client], Mapping[str, str]]") -> Completer:
-    """Complete what a daemon answers; nothing if none runs."""
+    """Return a completer of the daemon's answers, or of nothing if no daemon runs."""
 
     def complete(incomplete: str) -> Completions:
         try:

@@ -16,7 +16,7 @@ from ullage.units import format_bytes, format_duration, parse_duration
 if TYPE_CHECKING:
     from ullage.measuring.contribution import Contribution
 
-_LONGEST = 180.0  # seconds of one training
+_LONGEST = 180.0  # longest training run, in seconds
 
 
 def contribute(

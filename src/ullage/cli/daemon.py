@@ -64,7 +64,7 @@ def serve(
         daemon = make_daemon(home(), read, _say, new=new_database)
 
     def ready() -> None:
-        # The collector of garbage would walk through every waiting job again and again: 40 ms for 10,000 of them.
+        # The garbage collector would scan every waiting job again and again: 40 ms for 10,000 of them.
         gc.freeze()
         gc.set_threshold(100_000, 20, 100)
         about = daemon.orders.about()
@@ -78,7 +78,7 @@ def serve(
 
 
 def _with_page(settings: "ManagerSettings") -> "ManagerSettings":
-    """Settings that say whether there is a page: in a terminal it is expected, a service has to ask for it."""
+    """Return the settings with a decision about the page: on by default in a terminal, off in a service."""
     listen = settings.page.listen
     if listen == "off":
         listen = None

@@ -1,4 +1,4 @@
-"""`ullage estimate`, `ullage check` and `ullage max-batch`: how much memory a job takes, and what fits."""
+"""`ullage estimate`, `ullage check` and `ullage max-batch`: the memory that a job needs, and what fits."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def check(
         request = request_from(source, args, **options)
         with Console(stderr=True).status(f"running {source} on a virtual {card.name} ..."):
             answer = answer_request(request, card)
-    except Exception as error:  # whatever it is, it must not look like "does not fit" to a pipeline
+    except Exception as error:  # no error may look like "does not fit" to a pipeline
         known = isinstance(error, UllageError)
         print(f"ullage: {error}" if known else f"ullage: {type(error).__name__}: {error}", file=sys.stderr)
         raise typer.Exit(CANNOT_TELL) from None
@@ -93,7 +93,7 @@ def check(
 
 
 def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
-    """Whether an estimate leaves `margin` bytes free, and the line that says so."""
+    """Return whether an estimate leaves `margin` bytes free, and the line to print."""
     taken = answer.bound if upper else answer.needed
     passed = answer.fits and taken + margin <= answer.gpu_memory
     if passed or not answer.fits:
@@ -107,7 +107,7 @@ def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
 
 
 def parse_margin(text: str, whole: int) -> int:
-    """Bytes from a size or from a share of `whole`."""
+    """Parse a size, or a share of `whole`; return bytes."""
     share = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
     if share is not None and float(share[1]) <= 100:
         return int(whole * float(share[1]) / 100)
@@ -232,7 +232,7 @@ def estimate(
     with errors.status(f"{doing} ...") as status:
         request = replace(request, progress=lambda text: status.update(f"{doing} ... {text}"))
         if timeline or snapshot:
-            from ullage.estimation.timeline.trace import Trace  # which imports PyTorch
+            from ullage.estimation.timeline.trace import Trace  # imports PyTorch
 
             request = replace(request, trace=Trace())
         answer = answer_request(request, card)

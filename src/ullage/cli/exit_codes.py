@@ -2,9 +2,9 @@
 
 from ullage.errors import InvalidValue, NoSuchJob, UllageError, UnknownName
 
-DONE = 0  # it is done; `check`: the job fits
-FAILED = 1  # it failed, or the answer is no; `check`: the job does not fit
-WRONG = 2  # what was typed is wrong: an option, a value, or a name that is not there; `check`: there is no answer
+DONE = 0  # success; `check`: the job fits
+FAILED = 1  # failure, or the answer is no; `check`: the job does not fit
+WRONG = 2  # wrong usage: an option, a value or an unknown name; `check`: there is no estimate
 INTERRUPTED = 130  # Ctrl-C
 
 

@@ -1,4 +1,4 @@
-"""`ullage gpus`: the catalogue of GPUs, and all that is known of one."""
+"""`ullage gpus`: the catalogue of GPUs, and the details of one."""
 
 import json
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from ullage.hardware import GPU, gpu, own_gpus
 from ullage.hardware import gpus as all_gpus
 from ullage.units import format_bytes
 
-_GIVE_WAY = ("measured", "BF16", "SMs", "FP16", "FP32")  # in a narrow terminal, the first one first
+_GIVE_WAY = ("measured", "BF16", "SMs", "FP16", "FP32")  # columns to drop in a narrow terminal, in this order
 _WORDS = {
     "device_name": "name in PyTorch",
     "memory": "memory (nvidia-smi)",
@@ -75,7 +75,7 @@ def gpus(
 
 
 def _one(word: str) -> GPU | None:
-    """The GPU that is named in full; `None` for a part of a name."""
+    """Return the GPU with a full name; `None` for a part of a name."""
     if not word:
         return None
     exact = word.strip().endswith(".toml") or word.strip().casefold().startswith("local")

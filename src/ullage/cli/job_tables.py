@@ -1,4 +1,4 @@
-"""Tables of jobs: columns by name, wrapped for people and in a pager, with plain values and tabs for programs."""
+"""Tables of jobs, with columns by name: wrapped and in a pager for people, plain values with tabs for programs."""
 
 import datetime
 import os
@@ -22,7 +22,7 @@ _NARROWEST, _SHORTEST_NAME, _LONGEST_NAME, _INDENT = 30, 8, 24, "    "
 
 @dataclass(frozen=True)
 class JobColumn:
-    """A column: its head, its text for people, and its value for programs."""
+    """A column: its heading, its text for people, and its value for programs."""
 
     head: str
     text: Callable[[Job], str]
@@ -40,12 +40,12 @@ def _time(job: Job) -> float:
 
 
 def _as_it_is(head: str, name: str, text: Callable[[Any], str] = str, right: bool = False) -> JobColumn:
-    """A column of one value of a job; unknown is empty."""
+    """Return a column of one value of a job; unknown values are empty."""
     return JobColumn(head, lambda job: "" if job[name] is None else text(job[name]), lambda job: job[name], right)
 
 
 def _of(job: Job, name: str) -> float | None:
-    """A figure of what a job does on a GPU."""
+    """Return a figure of a job's activity on a GPU."""
     return job["utilization"][name] if job.get("utilization") else None
 
 
@@ -98,7 +98,7 @@ def chosen(names: str) -> list[str]:
 
 
 def show(jobs: Sequence[Job], names: Sequence[str], foot: str = "") -> None:
-    """Print jobs: in a terminal as a table, through a pager if it is long; elsewhere a line each, with tabs."""
+    """Print jobs: to a terminal as a table, through a pager if long; otherwise as a line for each, with tabs."""
     if sys.stdout.isatty():
         text = table(jobs, names, shutil.get_terminal_size().columns)
         page(text + (f"\n{foot}" if foot else ""))
@@ -114,13 +114,13 @@ def _value(value: Any) -> str:
 
 
 def table(jobs: Sequence[Job], names: Sequence[str], width: int) -> str:
-    """Jobs as a table. A last column `why` is wrapped, and stands below each job where there is no room for it."""
+    """Return jobs as a table. A last column `why` is wrapped, or moves below each job if there is no room."""
     last = names[-1] == "why"
     columns = [COLUMNS[name] for name in names]
     rows = [[column.head for column in columns]] + [[plain(column.text(job)) for column in columns] for job in jobs]
     fixed = len(columns) - last
     widths = [max(map(text_width, cells)) for cells in zip(*rows, strict=True)]
-    for name in [name for name in ("name", "user") if name in names]:  # they give way where there is little room
+    for name in [name for name in ("name", "user") if name in names]:  # dropped if there is little room
         place = names.index(name)
         others = sum(widths[:fixed]) - widths[place] + 2 * fixed
         most = min(max(width - others, _SHORTEST_NAME), _LONGEST_NAME)
@@ -158,7 +158,7 @@ def _shortened(name: str, most: int) -> str:
 
 
 def page(text: str) -> None:
-    """Print a text; in a terminal that is too small for it, through a pager, as git does (PAGER=cat: without)."""
+    """Print a text, through a pager if it does not fit the terminal, as git does (PAGER=cat: no pager)."""
     pager = shlex.split(os.environ.get("PAGER", "less"))
     if not sys.stdout.isatty() or text.count("\n") < shutil.get_terminal_size().lines - 1 or not pager:
         print(text)

@@ -27,11 +27,11 @@ from ullage.manager.report_words import COLUMNS, cells_of, csv_of, failures, mom
 from ullage.text import plain, plain_values
 from ullage.units import format_duration, parse_duration
 
-_MANY, _LATEST = 10, 20  # lines that say the same, and jobs that are over
+_MANY, _LATEST = 10, 20  # equal answers that share a line; finished jobs to list
 
 
 def option_of(argument: Any, *spelling: str, **shown: Any) -> Any:
-    """Make an option for an argument of a verb (`ullage.manager.verbs`), with its help and its least value."""
+    """Make an option for an argument of a verb (`ullage.manager.verbs`), with its help and minimum."""
     about = get_args(argument)[1]
     least = next((limit.ge for limit in about.metadata if hasattr(limit, "ge")), None)
     return option(about.description, *spelling, min=least, **shown)
@@ -49,7 +49,7 @@ def print_json(answer: Any) -> None:
 
 
 def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
-    """Print one line for each job. Exits with 1 if something could not be done for one of them."""
+    """Print one line for each job. Exit with 1 if the order failed for one of them."""
     if as_json:
         print_json(answers)
     else:
@@ -59,7 +59,7 @@ def print_each(answers: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _print_answers(answers: list[dict[str, Any]]) -> None:
-    """A line each; many jobs with the same answer have one together."""
+    """Print a line for each job; many jobs with the same answer share one."""
     alike: dict[tuple[bool, str], list[str]] = {}
     for answer in answers:
         alike.setdefault((answer["done"], answer["text"]), []).append(answer["reference"])
@@ -128,7 +128,7 @@ def _show_over(manager: Client, user: str | None, limit: int, names: list[str], 
 
 
 def _rows(manager: Client, user: str | None, every: bool, limit: int | None) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the queue, and what is to be said below them."""
+    """Return the rows of the queue, and the line below them."""
     if every:
         return manager.queue(user, limit), ""
     page = manager.folded_queue(user, limit)
@@ -147,7 +147,7 @@ def _host_line(about: dict[str, Any]) -> str:
 
 
 def _gpu_table(cards: list[dict[str, Any]], width: int) -> str:
-    """A line for each GPU; its jobs and what is to be said of it stand at its end, or below it."""
+    """Return a line for each GPU, with its jobs and remarks at the end, or below it if there is no room."""
     rows = [
         [str(card["index"]), card["name"], *(memory(card[key]) for key in ("total", "used", "promised", "free"))]
         for card in cards
@@ -239,7 +239,7 @@ def logs(
 def of_verb(
     verb: str, help: str, named: Any, text: Callable[[dict[str, Any]], str] = str, options: Options | None = None
 ) -> Callable[..., None]:
-    """Make a command that does a verb to all that is named. It says what became of each job; of others, `text` does."""
+    """Make a command that calls a verb for all names and prints the answers; `text` formats those not about jobs."""
     one = re.findall(r"{(\w+)}", verbs.VERBS[verb].path)[0]
 
     @with_options({"names": (named, inspect.Parameter.empty), **(options or {}), "as_json": (Json, False)})
@@ -278,7 +278,7 @@ def wait_for(manager: Client, jobs: list[str], timeout: float | None = None) -> 
 
 
 def exit_code(jobs: list[dict[str, Any]]) -> int:
-    """0 if all jobs are done, else the exit code of a single job, or 1 for several."""
+    """Return 0 if all jobs are done, else the exit code of a single job, or 1 for several."""
     if all(job["state"] == "done" for job in jobs):
         return DONE
     return int(jobs[0]["exit_code"] or FAILED) if len(jobs) == 1 else FAILED
@@ -373,6 +373,6 @@ def usage_table(usage: dict[str, Any], width: int | None) -> str:
     give_way = [name for name in _GIVE_WAY if name in heads]
     head, *text = fitted(heads, cells, give_way=give_way, left=keys, width=width or sys.maxsize).split("\n")
     with_failures = [head]
-    for line, row in zip_longest(text, rows):  # after the rows come the total, and a note
+    for line, row in zip_longest(text, rows):  # a total and a note follow the rows
         with_failures += [line, f"    {failures(row['failures'])}"] if row and row["failures"] else [line]
     return "\n".join(with_failures)

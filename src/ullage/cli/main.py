@@ -15,8 +15,8 @@ from ullage.cli.exit_codes import FAILED, INTERRUPTED, WRONG, exit_code_of
 from ullage.errors import EXTRAS, LAB, LABS, UllageError, distribution
 from ullage.text import plain
 
-# The commands in the order of the help, each with the module of this package that has it. A module is imported when its
-# command is typed, so that a wrong option is reported at once.
+# The commands in the order of the help, each with its module in this package. A module is imported only for its own
+# command, so that wrong options are reported fast.
 _COMMANDS = {
     "Estimate": {
         "estimate": "estimates",
@@ -62,7 +62,7 @@ Examples:
 
 
 def _tidy(command: Any, params: list[Any]) -> list[Any]:
-    """Show flags and arguments without a type, and paragraphs as paragraphs."""
+    """Show flags and arguments without a type, and each paragraph of the help on one line."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -82,11 +82,11 @@ class PlainCommand(TyperCommand):
         return _tidy(self, super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words after the command; a launcher's words are its own."""
+        """Parse the words after the command, except those of a launcher."""
         try:
             return super().parse_args(ctx, with_launcher_apart(ctx.info_name if ctx.parent else "", args))
         except Exception as error:
-            if getattr(error, "ctx", ctx) is None:  # the parser does not say where an option lacks its value
+            if getattr(error, "ctx", ctx) is None:  # the parser sets no context if an option lacks its value
                 error.ctx = ctx  # type: ignore[attr-defined]
             raise
 
@@ -97,13 +97,13 @@ class PlainGroup(TyperGroup):
 
 
 class Commands(PlainGroup):
-    """All commands, each loaded when it is asked for."""
+    """All commands, each loaded on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in _COMMANDS.values() for name in names]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name; for a misspelt one all are loaded, so that the nearest is suggested."""
+        """Return a command by name; for an unknown name, load all commands, so that typer can suggest one."""
         known = self.list_commands(ctx)
         for name in [cmd_name] if cmd_name in known else known:
             if name not in self.commands:
@@ -195,7 +195,7 @@ def _options(
 def main() -> None:
     """Run the command line.
 
-    A `UllageError` is one line on standard error, and so is a wrong command line.
+    A `UllageError` or a wrong command line prints one line on standard error.
     """
     try:
         code = app(standalone_mode=False)
@@ -214,10 +214,10 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        if not hasattr(error, "format_message"):  # what all usage errors of typer's parser have, whatever its version
+        if not hasattr(error, "format_message"):  # only usage errors have this, in all versions of typer's parser
             raise
         message = error.format_message()
-        if message:  # without one the help was printed
+        if message:  # without a message, the parser has printed the help
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "ullage"
             print(f"ullage: {message} (see '{command} --help')", file=sys.stderr)
@@ -232,7 +232,7 @@ _NAMES_FOLLOW = ("--estimator", "-e")
 
 
 def with_launcher_apart(command: str, words: Sequence[str]) -> list[str]:
-    """The words of a command line with `--` before a launcher: what follows it is the launcher's and the script's."""
+    """Return the words of a command line with `--` before a launcher, since the rest is for it and the script."""
     parts = list(words)
     end = parts.index("--") if "--" in parts else len(parts)
     if command in _OF_SCRIPTS:

@@ -1,4 +1,4 @@
-"""Files of measured rows on the command line: what is in them already, and rows written as they come."""
+"""Files of measured rows for the command line: reads existing rows, and appends new ones as they come."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from ullage.jobs.model import rows_so_far
 
 
 def existing(path: str | Path | None) -> Path | None:
-    """A file that the command line names; `InvalidValue` if it is not there."""
+    """Return the path of a file from the command line; raise `InvalidValue` if there is no such file."""
     if path is not None and not Path(path).is_file():
         raise InvalidValue(f"cannot read {path}: no such file")
     return None if path is None else Path(path)
@@ -29,7 +29,7 @@ def measured_before(out: Path) -> set[str]:
 
 
 def appended(rows: Iterable[dict[str, Any]], doing: str, count: int, out: Path) -> Iterator[dict[str, Any]]:
-    """The rows, each written to a file as it comes."""
+    """Yield rows, each appended to a file as it comes."""
     try:
         file = out.open("a")
     except OSError as error:

@@ -109,7 +109,7 @@ def _ask_cudnn(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Ask cuDNN about convolutions, and write each answer as it comes."""
+    """Query cuDNN about convolutions, and write each answer as it comes."""
     from ullage.measuring import cudnn as asking
     from ullage.virtual.cudnn.backend import Cudnn, CudnnError
 
@@ -138,7 +138,7 @@ def _ask_cudnn(
     for place, text in questions.items():
         try:
             rows.append(_ask_about(problems, place, workers, text))
-        except CudnnError as error:  # cuDNN may know the other architectures
+        except CudnnError as error:  # cuDNN may support the other architectures
             if not names:
                 raise
             rows.append({"file": str(place), "failed": str(error)})
@@ -152,7 +152,7 @@ def _ask_cudnn(
 
 
 def _ask_about(problems: "Sequence[ConvolutionProblem]", out: Path, workers: int, text: str | None) -> dict[str, Any]:
-    """Ask about what the file does not have yet, by one description of a GPU."""
+    """Query the convolutions that the file does not have yet, with one description of a GPU."""
     from ullage.measuring import cudnn as asking
 
     done = asking.asked_before(out)
@@ -176,7 +176,7 @@ def _orders(what: Path, args: list[str], histories: Path | None, steps: int) -> 
 
 
 def _follow(results: Any, count: int, out: Path, as_json: bool) -> None:
-    """Write each row as it comes, and say in the end how the runs went."""
+    """Write each row as it comes, then print a summary of the runs."""
     console = Console(stderr=True)
     tally = {"measured": 0, "ran out of memory": 0, "failed": 0, "survived": 0, "capped": 0}
     for row in appended(results, "measuring", count, out):

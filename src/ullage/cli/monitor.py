@@ -1,4 +1,4 @@
-"""`ullage top`: what GPUs and the processes on them do now: a live table, one reading, JSON, or a recording."""
+"""`ullage top`: GPUs and their processes as a live table, one reading, JSON, or a recording."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ullage.manager.monitor.sampling import Monitor
 
 
-_DCGM_SPEAKS = 2.5  # seconds; its first row after a start has no activity yet
+_DCGM_SPEAKS = 2.5  # seconds until DCGM reports activity; its first row has none
 
 
 def top(
@@ -54,7 +54,7 @@ def top(
     if once and (watch or count):
         raise InvalidValue("--once prints one reading; leave out --watch and --count, or --once")
     live = not as_json and not once and sys.stdout.isatty()
-    # Without a terminal there is nothing to redraw: one reading, unless --record wants them all.
+    # Without a terminal there is nothing to redraw: print one reading, unless --record needs them all.
     endless = live or watch or (record is not None and not once)
     limit = count if count is not None else None if endless else 1
     with _recording(record) as file, contextlib.suppress(KeyboardInterrupt), _terminated_like_ctrl_c():
@@ -69,7 +69,7 @@ def top(
 def _go_on(
     monitor: "Monitor", interval: float, limit: int | None, show: Callable[[dict[str, Any]], None], file: IO[str] | None
 ) -> None:
-    """Look, show, wait; the first look only starts the counters that need two."""
+    """Read, show and wait in a loop. The first reading only starts counters."""
     from ullage.manager.monitor.sampling import snapshot
 
     monitor.look()
@@ -89,7 +89,7 @@ def _go_on(
 
 
 def _source(cards: Path | None, interval: float) -> "Source":
-    """As named; without a GPU the virtual cards of this home, if it has some: a daemon serves them."""
+    """Return the source of the named cards or of this machine's GPUs, or else of the virtual cards of this home."""
     from ullage.home import home
     from ullage.manager.monitor.readings import AT_EVERY_LOOK
     from ullage.manager.monitor.sources import best_source
@@ -132,7 +132,7 @@ def _recording(path: Path | None) -> contextlib.AbstractContextManager[IO[str] |
 
 @contextlib.contextmanager
 def _terminated_like_ctrl_c() -> Iterator[None]:
-    """A polite kill gives the terminal back and ends child processes too, also where SIGINT is ignored."""
+    """Handle SIGTERM like Ctrl-C, to restore the terminal and end child processes, even if SIGINT is ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -148,7 +148,7 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
 
 Gpu = dict[str, Any]
 UNKNOWN = "-"
-_FULL, _BUSY = 0.9, 0.8  # memory shown in red; SM activity from which another job would suffer shown in yellow
+_FULL, _BUSY = 0.9, 0.8  # memory shown in red; SM activity shown in yellow, from which another job would suffer
 _NAME, _LEAST_BAR, _MOST_BAR, _SIZES = 14, 6, 24, 9  # widths of columns
 
 
@@ -161,7 +161,7 @@ class _Column:
 
 
 def view(snapshot: dict[str, Any], width: int, height: int | None = None, ascii_only: bool = False) -> RenderableType:
-    """The whole picture for a terminal of this size; `height` limits the rows of processes.
+    """Return the view for a terminal of this size; `height` limits the rows of processes.
 
     Console().print(view(snapshot(monitor), width=80))
     """
@@ -194,7 +194,7 @@ def _heading(snapshot: dict[str, Any], width: int) -> Text:
 
 
 def _fitting(width: int, gpus: list[Gpu]) -> tuple[list[_Column], list[str], list[str]]:
-    """The columns that there is room for, the most telling first; the titles of others; and of what no GPU tells."""
+    """Return the columns that fit, most important first; the titles of hidden ones; and of those without values."""
     live = [gpu for gpu in gpus if not gpu["lost"]]
     known = [column for column in (*_ALWAYS, *_WHEN_WIDE) if any(column.cell(gpu).plain != UNKNOWN for gpu in live)]
     unknown = [column.title for column in (*_ALWAYS, *_WHEN_WIDE) if live and column not in known]
@@ -245,7 +245,7 @@ def _bar(gpu: Gpu, width: int, ascii_only: bool) -> Text:
     if used is None or not total:
         return Text(UNKNOWN)
     share = min(1.0, used / total)
-    filled = int(share * width) or (1 if used else 0)  # full only when full
+    filled = int(share * width) or (1 if used else 0)  # the bar is full only if memory is
     full, empty = ("#", ".") if ascii_only else ("█", "░")
     style = "red" if share >= _FULL else "green"
     return Text(full * filled, style=style) + Text(empty * (width - filled), style="dim")
@@ -346,7 +346,7 @@ def _process_table(gpus: list[Gpu], width: int, room: int | None) -> Table | Tex
 
 
 def _text_of(text: str | None) -> Text:
-    """In one line and without control characters: anybody may name a process so that it would upset a terminal."""
+    """Return a text in one line without control characters, since any user can choose the name of a process."""
     if not text:
         return Text(UNKNOWN)
     return Text(" ".join(plain(text).split()))

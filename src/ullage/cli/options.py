@@ -1,4 +1,4 @@
-"""Options that several commands share, and the request that a command line describes.
+"""Options that several commands share, and the conversion of a command line to a request.
 
 Options for a job are made from the fields of `Model`, `Script`, `Ranks` and `Training`, with their help.
 """
@@ -35,7 +35,7 @@ MODEL, RANKS, LENGTH = (
     "Many GPUs",
     "How long a training takes, and what it costs",
 )
-ALL = "all"  # the word for all GPUs, or all estimators
+ALL = "all"  # stands for all GPUs, or all estimators
 _DEFAULT = "local if there is one, else H200"
 _GPU = "GPU: a name from 'ullage gpus', a TOML file, or 'local' for this machine's GPU."
 
@@ -48,10 +48,10 @@ def option(
     complete: Completer | list[str] | None = None,
     **shown: Any,
 ) -> Any:
-    """Make an option as typer takes it, from its help and its spelling, such as "--limit -n N".
+    """Make an option for typer from its help and its spelling, such as "--limit -n N".
 
-    A spelling without names takes the parameter's. `default` describes the default in words. `complete` completes the
-    value in a shell, or lists its values.
+    Without names, the spelling is that of the parameter. `default` describes the default in words. `complete` is a
+    completer for shells, or a list of the values.
     """
     words = " ".join(spelling).split()
     names = [word for word in words if word.startswith("-")]
@@ -115,7 +115,7 @@ Settings = Annotated[
         panel=MODEL,
     ),
 ]
-Options = dict[str, tuple[Any, Any]]  # by the name of the parameter: the annotation, and the default
+Options = dict[str, tuple[Any, Any]]  # annotation and default by parameter name
 
 _COMPLETERS = {
     "optimizer": completion.optimizers,
@@ -129,11 +129,11 @@ _COMPLETERS = {
     "sharing": completion.simulated_sharing,
     "unknown": completion.completer(["exclusive", "floor"]),
 }
-_WORDS = ("TIME", "SIZE", "SHARE")  # metavars of numbers that are typed with a unit
+_WORDS = ("TIME", "SIZE", "SHARE")  # metavars of numbers with a unit
 
 
 def options_of(made: type, *names: str, panel: str | None = None) -> Options:
-    """The options for these fields of a dataclass, all that have a help by default.
+    """Return the options for fields of a dataclass, by default for all fields with a help.
 
     >>> list(options_of(Ranks, "size", "nodes"))
     ['world_size', 'nodes']
@@ -164,7 +164,7 @@ def options_of(made: type, *names: str, panel: str | None = None) -> Options:
     return options
 
 
-# The fields of a model that are options of their own; --set takes the others.
+# The fields of a model that have their own options; --set accepts the others.
 _MODEL_FIELDS = (
     "batch_size",
     "input_shape",
@@ -187,7 +187,7 @@ Network, Timeout = SCRIPT_OPTIONS["network"][0], FOLLOW_OPTIONS["timeout"][0]
 
 
 def with_options(*shared: Options | type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options, or those that classes have; it gets them as keyword arguments."""
+    """Return a decorator that gives a command these options, or those of classes, as keyword arguments."""
 
     def added(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -211,7 +211,7 @@ def _options(shared: Options | type) -> Options:
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, by their names, as `request_of` takes them."""
+    """Return the options that the user gave, by name, for `request_of`."""
     typed = {name: value for name, value in values.items() if value is not None and value is not False and value != []}
     return {name: _READ[name](value) if name in _READ else value for name, value in typed.items()}
 
@@ -252,7 +252,7 @@ def parse_interval(text: str) -> float:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """A key and its value: JSON, or else a word.
+    """Split a setting into its key and its value: JSON, or else a word.
 
     >>> parse_setting("layers=[2, 2]"), parse_setting("hidden_act=gelu")
     (('layers', [2, 2]), ('hidden_act', 'gelu'))
@@ -270,8 +270,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def request_from(
     source: str, args: list[str] | None = None, *, estimator: str = "ullage", steps: int = 3, **options: Any
 ) -> JobRequest:
-    """The request that a command line describes; options that this kind of source does not have are refused."""
-    if pytorch := options.pop("pytorch", None):  # children read the variable, so the whole command follows this release
+    """Return the request of a command line; refuse options that its kind of source does not have."""
+    if pytorch := options.pop("pytorch", None):  # children read the variable, so the release holds for all
         os.environ[releases.VARIABLE] = releases.named(pytorch).name
     from ullage.estimation.estimators.registry import check_name
     from ullage.estimation.jobs.command import EACH_GPU
@@ -283,7 +283,7 @@ def request_from(
         if "world_size" not in chosen:
             chosen |= {"world_size": by.world_size} if by.world_size else {}
             chosen |= {"nodes": by.nodes} if by.nodes > 1 else {}
-            if by.world_size == EACH_GPU and by.launched_by[:1] != ("accelerate",):  # which knows more than its words
+            if by.world_size == EACH_GPU and by.launched_by[:1] != ("accelerate",):  # it has its own config
                 raise InvalidValue(f"{source} does not say how many ranks; type --world-size 8 before {source}")
         source, args = by.source, by.args
         chosen |= {"module": True} if by.module else {}
@@ -324,5 +324,5 @@ def _launched(source: str, args: list[str] | None) -> "ScriptCommand | None":
 
 
 def default_gpu_hint(gpu: str | None, taken: str) -> str:
-    """For the end of an answer: that nobody named the GPU that was taken; empty if the user did."""
+    """Return a hint that names the default GPU that was used; empty if the user chose one."""
     return "" if gpu is not None else nobody_named(taken)

@@ -22,8 +22,8 @@ from ullage.units import parse_duration
 if TYPE_CHECKING:
     from ullage.manager.page.sessions import Sessions
 
-ESTIMATES = "estimates"  # the folder of answers, in Ullage's own
-SESSIONS = "page-sessions"  # the folder of those who have signed in, sealed
+ESTIMATES = "estimates"  # folder of answers, in ULLAGE_HOME
+SESSIONS = "page-sessions"  # folder of encrypted sessions
 DEFAULT_LISTEN = "127.0.0.1:8601"
 
 
@@ -79,12 +79,12 @@ def _alone(listen: str, lasts: float, scope: str, url: str | None) -> "tuple[soc
 
 
 def _beside_daemon() -> "tuple[socket.socket, Sessions]":
-    """The same of a page that ends with its daemon, from what that wrote to the standard input."""
+    """Return the socket and the sessions of a daemon's page, from its message on standard input."""
     from ullage.sandbox.kernel import die_with_parent, hide_memory
 
     die_with_parent(15)
     hide_memory()
-    os.nice(5)  # the daemon comes first
+    os.nice(5)  # the daemon has priority
     handed = json.loads(sys.stdin.readline())
     from ullage.manager.page.sessions import KeptSessions, Sessions
 
@@ -97,12 +97,12 @@ def _api() -> str:
     with Client() as manager:
         try:
             return str(manager.call("api")["url"])
-        except InvalidValue as error:  # it has no API
+        except InvalidValue as error:  # the daemon has no API
             raise NoDaemon(str(error)) from None
 
 
 def _token_maker(scope: str, lasts: float) -> Callable[[], tuple[str, Callable[[], None]]]:
-    """Makes tokens for the user of this process through the daemon's socket, each with what revokes it."""
+    """Return a function that makes a token for this user through the daemon's socket, and a function to revoke it."""
 
     def make() -> tuple[str, Callable[[], None]]:
         with Client() as manager:

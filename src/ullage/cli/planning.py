@@ -1,4 +1,4 @@
-"""`ullage plan`: on how many GPUs, and spread how, a job fits, and what is fastest."""
+"""`ullage plan`: compares numbers of GPUs and strategies for a job: which fit, and which is fastest."""
 
 import json
 from typing import Annotated, Any

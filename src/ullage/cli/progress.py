@@ -1,4 +1,4 @@
-"""Progress of what takes long, on standard error: a bar on a terminal, a plain line now and then anywhere else."""
+"""Progress of long operations on standard error: a bar in a terminal, otherwise a plain line from time to time."""
 
 import sys
 import time
@@ -31,7 +31,7 @@ class Following:
     _total: int | None
 
     def begin(self, what: str, total: int | None = None) -> None:
-        """Begin a part; those before it are done."""
+        """Begin a part; the previous one is done."""
         self._what, self._total, self._done, self._detail = what, total, 0, ""
         self._began = time.monotonic()
         if self._bar is None:
@@ -43,7 +43,7 @@ class Following:
         self._task = self._bar.add_task(what, total=total, detail="")
 
     def doing(self, text: str, done: int | None = None) -> None:
-        """Say what the next step is about; and how many are done, where several go on at once."""
+        """Describe the next step; if several run at once, `done` is the number of finished ones."""
         self._detail, self._done = text, self._done if done is None else done
         self._show()
 
@@ -82,8 +82,8 @@ class Following:
 def following(
     what: str, total: int | None = None, *, stoppable: bool = False, forks: bool = False
 ) -> Iterator[Following]:
-    """Show progress from now on. With `stoppable`, Ctrl-C ends what is inside and not the command (`stopped`). Where
-    what is inside `forks`, no thread draws the bar.
+    """Show progress inside the `with`. With `stoppable`, Ctrl-C ends only its body, not the command (`stopped`). With
+    `forks`, no thread draws the bar, since the body forks.
     """
     console = Console(stderr=True)
     bar = _bar(console, not forks) if console.is_terminal else None
@@ -111,7 +111,7 @@ def _bar(console: Console, thread: bool) -> "Progress":
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     detail = TextColumn("{task.fields[detail]}", markup=False)
-    # What is printed while the bar is there goes above it; where it goes elsewhere, it is left alone.
+    # Prints to the terminal appear above the bar; redirected output stays unchanged.
     return Progress(
         *columns, detail, console=console, transient=True, redirect_stdout=sys.stdout.isatty(), auto_refresh=thread
     )

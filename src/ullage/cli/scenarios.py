@@ -1,7 +1,7 @@
-"""The options of `ullage simulate` that say which jobs come and in which scenarios they run.
+"""The options of `ullage simulate` for its jobs and its scenarios.
 
-Options of a scenario are made from the fields of `Scenario`, its rules and its world. One that takes several values
-stands for several scenarios.
+Options of a scenario are made from the fields of `Scenario`, its rules and its world. One with several values stands
+for several scenarios.
 """
 
 import math
@@ -63,7 +63,7 @@ class ScenarioOptions:
     disable: Annotated[str | None, option(_PARTS, "PARTS", panel=WORLD, complete=completion.parts_of_world)] = None
 
 
-# In the names of scenarios the policy comes first.
+# The order of settings in names of scenarios: the policy first.
 _SETTINGS = (
     options_of(Scenario, "policy", "estimator", "sharing")
     | options_of(Rules, panel=RULES)
@@ -99,7 +99,7 @@ def _value(spec: Field[Any], typed: Any) -> Any:
 
 
 def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> "list[TraceSource]":
-    """The traces that were named, and the one that is to be drawn."""
+    """Return the named traces, and the trace to draw, if any."""
     from ullage.manager.simulation.sweeps import TraceSource
 
     sources = [TraceSource(str(file), options["trace_format"], options["limit"], options["mix"]) for file in traces]
@@ -110,10 +110,10 @@ def sources_of(traces: Sequence[Path], options: dict[str, Any]) -> "list[TraceSo
 
 
 def drawn_source(gpus: int, options: dict[str, Any]) -> "TraceSource":
-    """A trace that is drawn, by the load of a number of GPUs."""
+    """Return a trace to draw; its load refers to this number of GPUs."""
     from ullage.manager.simulation.sweeps import TraceSource
 
-    if not 0 < options["load"] < math.inf:  # before any simulation; the other options have their limits
+    if not 0 < options["load"] < math.inf:  # checked before any simulation; other options have limits
         raise InvalidValue(f"--load must be a number above 0 such as 0.8, got {options['load']:g}")
     drawn = {"jobs": options["generate"], "gpus": gpus}
     drawn |= {name: options[name] for name in get_type_hints(DrawnOptions) if name != "generate"}
@@ -128,7 +128,7 @@ def scenarios_of(options: dict[str, Any], seed: int) -> list[Scenario]:
 
 
 def choices_of(options: dict[str, Any]) -> dict[str, list[Any]]:
-    """The values of each setting that can have several; in names the policy comes first, the GPUs last."""
+    """Return the values of settings that can have several, in the order of names: policy first, GPUs last."""
     choices: dict[str, list[Any]] = {}
     for name in _SETTINGS:
         spec = _FIELDS[name]
@@ -140,7 +140,7 @@ def choices_of(options: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def gpu_choices(text: str) -> list[str]:
-    """GPUs as they were typed; a range of numbers stands for several choices.
+    """Parse GPUs as typed; a range of numbers stands for several choices.
 
     >>> gpu_choices("2..4xT4"), gpu_choices("8..24:8xH200"), gpu_choices("2xH200,T4")
     (['2xT4', '3xT4', '4xT4'], ['8xH200', '16xH200', '24xH200'], ['2xH200,T4'])
@@ -157,7 +157,7 @@ def gpu_choices(text: str) -> list[str]:
 
 
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that the user typed and that have one value each."""
+    """Return the settings with a single value that the user typed."""
     given = {spec: options[name] for name, spec in _FIELDS.items() if not spec.metadata.get("several")}
     values = {spec.name: _value(spec, typed) for spec, typed in given.items() if typed is not None}
     for part in (options["disable"] or "").split(",") if options["disable"] else []:

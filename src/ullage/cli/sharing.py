@@ -1,4 +1,4 @@
-"""`ullage share`: how jobs do together on one GPU."""
+"""`ullage share`: the speed of jobs that share a GPU."""
 
 import json
 import os
@@ -40,7 +40,7 @@ from ullage.units import format_duration
 
 _JOBS = "Two or more models, scripts, Python commands, or files from 'ullage estimate --json'."
 _SHARING = "How jobs share the GPU: mps, time-slicing, mig or mig:PROFILE. Several (with commas) or 'all' to compare."
-_OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # may stand in its quotes, besides the model's
+_OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # options in its quotes, with the model's
 
 
 @with_options(MODEL_OPTIONS)
@@ -92,7 +92,7 @@ def share(
 
 
 def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest | Estimate:
-    """Return the estimate in the file that a job's text names, or else the request that it describes."""
+    """Return the request that a job's text describes, or the estimate in the file that it names."""
     if text.endswith(".json"):
         return _read(Path(text))
 

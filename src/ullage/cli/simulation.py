@@ -238,7 +238,7 @@ def _replay(
     results: list["SimulationResult"],
     going: Following,
 ) -> Sequence[str]:
-    """Find what really happened, the same simulated, and what it is compared with; tell what was assumed."""
+    """Add the history's real outcome, its simulation, and the other scenarios to `results`; return the assumptions."""
     from ullage.manager.policy_files import own_name
     from ullage.manager.simulation.history import as_it_was, scenario_of_history, trace_of_history
     from ullage.manager.simulation.scenario import variants
@@ -246,7 +246,7 @@ def _replay(
     choices = choices_of(options)
     theirs = own_name(history["policy"])
     named = next((each for each in choices.get("policy", ()) if theirs and own_name(each) == theirs), None)
-    others = theirs is not None and named is None and "policy" in choices  # how it was cannot be simulated
+    others = theirs is not None and named is None and "policy" in choices  # the real policy cannot be simulated
     base = scenario_of_history(history, choices["policy"][0] if others else named).but(
         seed=seed, **settings_of(options)
     )
@@ -270,7 +270,7 @@ def _replay(
     ]
 
 
-# What is printed.
+# Printed tables.
 
 _COLUMNS = ("total", "waiting", "running", "completion", "slowdown", "ooms", "energy", "smact", "memory")
 _GIVE_WAY = ("memory", "smact", "slowdown", "running", "Δ energy", "waiting")
@@ -309,7 +309,7 @@ _SWEPT = ("total", "waiting", "completion", "slowdown", "ooms", "energy", "smact
 
 
 def _sweep_tables(rows: Sequence["SweepRow"], changes: bool) -> list[str]:
-    """The figures on each trace, and their changes against the first scenario."""
+    """Return tables of the figures on each trace, and of their changes against the first scenario."""
     from ullage.manager.simulation.measures import MEASURES, change_text, interval_text
 
     tables = []

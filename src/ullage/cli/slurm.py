@@ -1,4 +1,4 @@
-"""`ullage slurm`: jobs of a Slurm cluster that ask for as much of a GPU as they need."""
+"""`ullage slurm`: lets jobs of a Slurm cluster request only as much of a GPU as they need."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 slurm = command_group("Request as much of a GPU as a job needs in a Slurm cluster.")
 
-STATE = "slurm/runs.db"  # in ULLAGE_HOME: what the watcher remembers
+STATE = "slurm/runs.db"  # the watcher's record, in ULLAGE_HOME
 _ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 Words = Annotated[
     list[str], argument("sbatch options, the batch script and its arguments.", "[SBATCH OPTIONS] JOB.sh [ARGS]")
@@ -157,7 +157,7 @@ def filter(options: Annotated[str, argument("What sbatch was told, as JSON.", "J
     """
     from ullage.manager.slurm.submission import filter_answers
 
-    is_file = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)  # sbatch has read a pipe to its end
+    is_file = stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)  # sbatch has already read a pipe
     try:
         for name, value in filter_answers(json.loads(options), sys.stdin.read() if is_file else ""):
             print(f"{name}={' '.join(value.splitlines())}")

@@ -19,9 +19,9 @@ from ullage.manager.job_words import memory, trial_words
 from ullage.text import plain
 from ullage.units import parse_bytes, parse_duration
 
-NONE = "none"  # resets a value
+NONE = "none"  # resets an option
 RUN = "How it runs"
-_PANELS = {"gpus": "Resources", "array": "When it runs", "retries": RUN}  # by the first of their fields
+_PANELS = {"gpus": "Resources", "array": "When it runs", "retries": RUN}  # panels of the help, by their first field
 _COMPLETERS = {"model": completion.sources, "estimator": completion.estimators, "after": completion.jobs}
 
 
@@ -57,7 +57,7 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _JOB_FILES = (".toml", ".rad")
-_LOOK = 10.0  # seconds for which a person waits to see the estimate
+_LOOK = 10.0  # seconds to wait for the estimate in a terminal
 _WORDS = "Command after --, job file (.toml or .rad), or Python script."
 
 
@@ -109,7 +109,7 @@ def submit(
 
 
 def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
-    """The id of an estimate for a job that does not say how much memory it needs; `None` if there is none in time."""
+    """Return the id of an estimate for a job without a memory request; `None` if there is none in time."""
     if spec.memory is not None or spec.gpus == 0:
         return None
     from ullage.manager.core.questions import question_of
@@ -126,7 +126,7 @@ def _expected(manager: Client, spec: JobSpec, patience: float) -> str | None:
 
 
 def _described(words: list[str], fields: dict[str, Any]) -> JobSpec:
-    """The job of a job file, a script, a command or a shell, with the options that were given."""
+    """Return the job of a job file, a script, a command or a shell, with the given options."""
     if not words and not fields.get("interactive"):
         raise InvalidValue(
             "submit needs a command, job file or script, got none; type: ullage submit -- python train.py"
@@ -155,7 +155,7 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
         raise typer.Exit(connect_terminal(manager, str(answer["jobs"][0]), cancel=True))
     fails = _follow_estimate(manager, answer, None if wait else patience, as_json)
     if fails and wait:
-        raise typer.Exit(FAILED)  # it would wait for ever
+        raise typer.Exit(FAILED)  # the wait would never end
     if not wait:
         if as_json:
             print_json(answer)
@@ -166,7 +166,7 @@ def _send(spec: JobSpec, wait: bool, patience: float, as_json: bool) -> None:
 
 
 def _follow_estimate(manager: Client, answer: dict[str, Any], patience: float | None, as_json: bool) -> bool:
-    """Wait a while for the estimate and say what it is; whether the job is held because its script fails."""
+    """Wait a while for the estimate and print it; return whether the job is held because its script fails."""
     if answer["estimating"] is None or patience == 0:
         return False
     number = answer["jobs"][0]
@@ -196,7 +196,7 @@ def _sentence(answer: dict[str, Any]) -> str:
     estimating = "; its memory is being estimated" if answer["estimating"] else ""
     if answer["estimate"] is None:
         return f"{who}: {answer['state']}{estimating}"
-    promise = "" if answer["promise"] == 0 else f", promise {memory(answer['promise'])}"  # without a GPU there is none
+    promise = "" if answer["promise"] == 0 else f", promise {memory(answer['promise'])}"  # 0 without a GPU
     return f"{who}: {answer['state']}{promise} ({answer['estimate']}){estimating}"
 
 

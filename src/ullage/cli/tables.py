@@ -1,4 +1,4 @@
-"""Plain tables that fit the terminal: where it is narrow, columns that matter less give way, and that is said."""
+"""Plain tables that fit the terminal: if it is narrow, less important columns are dropped, with a note."""
 
 import shutil
 import textwrap
@@ -13,10 +13,10 @@ def fitted(
     left: Sequence[str] = (),
     width: int | None = None,
 ) -> str:
-    """A table. `give_way` are columns to leave out where there is no room, the first one first.
+    """Return a table. `give_way` lists the columns to drop if there is no room, in this order.
 
-    The first column, and those in `left`, stand at the left of their cells. Without a terminal a line has 80 columns
-    (the variable COLUMNS says otherwise).
+    The first column and those in `left` are left-aligned. Without a terminal, a line has 80 characters unless the
+    variable COLUMNS is set.
     """
     width = width or shutil.get_terminal_size().columns
     sizes = [max(map(text_width, column)) for column in zip(heads, *rows, strict=True)]

@@ -1,4 +1,4 @@
-"""`ullage attach`, and what `ullage submit --interactive` does: connect to the terminal of a job."""
+"""`ullage attach`, also for `ullage submit --interactive`: connects to the terminal of a job."""
 
 import contextlib
 import json
@@ -41,7 +41,8 @@ def attach(job: Annotated[str, argument("Job number or name.", "JOB", completion
 
 
 def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
-    """Wait until a job runs, then connect this terminal to it; the exit code. Ctrl-C while it waits may cancel it."""
+    """Connect this terminal to a job once it runs, and return its exit code. With `cancel`, Ctrl-C cancels a waiting
+    job."""
     try:
         attached = _once_it_runs(manager, job)
     except KeyboardInterrupt:
@@ -87,10 +88,10 @@ def _connect(line: socket.socket, file: Path, job: str) -> None:
 class _Session:
     def __init__(self, line: socket.socket, job: str) -> None:
         self._line, self._job = line, job
-        self._typing = True  # until there is no more input
+        self._typing = True  # until the end of the input
 
     def until_the_end(self) -> int:
-        """Pass on what is typed and printed until the job ends or its user leaves; the exit code."""
+        """Pass on input and output until the job ends or the user detaches; return the exit code."""
         by_hand = sys.stdin.isatty()
         with _raw() if by_hand else contextlib.nullcontext(), self._following_the_window():
             if by_hand:
@@ -110,7 +111,7 @@ class _Session:
             sources = [self._line, sys.stdin.fileno()] if self._typing else [self._line]
             ready, _, _ = select.select(sources, [], [], None if self._typing else _LOOK)
             if not ready:
-                self._type(b"", by_hand)  # a shell that was not ready yet has not seen the end of its input
+                self._type(b"", by_hand)  # repeat the end of input for a shell that was not ready for it
             if self._line in ready:
                 data = self._line.recv(_CHUNK)
                 if not data:
@@ -125,7 +126,7 @@ class _Session:
                 return None
 
     def _type(self, data: bytes, by_hand: bool) -> bool:
-        """Send what was typed; false if it says to leave. Input from a file ends as a person would end it."""
+        """Send typed input; return false if it contains the key to detach. At the end of a file, send Ctrl-D."""
         from ullage.manager.running.terminal import TYPED, frame
 
         before, leave, _ = data.partition(DETACH) if by_hand else (data, b"", b"")
@@ -139,7 +140,7 @@ class _Session:
 
         def tell(number: int, at: FrameType | None) -> None:
             try:
-                size = os.get_terminal_size(sys.stdin.fileno())  # whatever COLUMNS says, which was right once
+                size = os.get_terminal_size(sys.stdin.fileno())  # not COLUMNS, which may be outdated
             except OSError:
                 size = shutil.get_terminal_size()
             self._line.sendall(frame(WINDOW, window(size.lines, size.columns)))
@@ -154,9 +155,9 @@ class _Session:
 
 @contextlib.contextmanager
 def _raw() -> Iterator[None]:
-    """Every key goes to the job, Ctrl-C too."""
+    """Send every key to the job, including Ctrl-C, inside the `with`."""
     before = termios.tcgetattr(sys.stdin)
-    tty.setraw(sys.stdin, termios.TCSADRAIN)  # what was typed already is not thrown away
+    tty.setraw(sys.stdin, termios.TCSADRAIN)  # keeps input that was already typed
     try:
         yield
     finally:
@@ -165,7 +166,7 @@ def _raw() -> Iterator[None]:
 
 
 def umask_now() -> int:
-    """The mask of this process, for the files of its jobs."""
+    """Return the umask of this process, for the files of its jobs."""
     now = os.umask(0o077)
     os.umask(now)
     return now

@@ -1,6 +1,6 @@
 """Descriptions of jobs: models, scripts, job files, and the loop that trains a model.
 
-The names below are loaded on first use, because the command line needs the words of its options without PyTorch.
+The names below are loaded on first use, because the command line needs its option names without PyTorch.
 """
 
 from typing import TYPE_CHECKING

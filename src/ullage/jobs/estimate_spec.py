@@ -1,4 +1,4 @@
-"""A question about a job that nobody submits (`EstimateSpec`): what `POST /v1/estimates` and `Client.estimate` ask."""
+"""A request for an estimate without a job (`EstimateSpec`), for `POST /v1/estimates` and `Client.estimate`."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ except ModuleNotFoundError:
     raise MissingPackage("pydantic", "questions to a daemon") from None
 
 LONGEST_SCRIPT, MOST_GPUS = 1 << 20, 16
-SCRIPT = "script.py"  # what a script is called that comes as text
+SCRIPT = "script.py"  # file name of a script that comes as text
 _Word = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
@@ -19,12 +19,12 @@ _Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 class EstimateSpec(BaseModel):
     """A question: a `model` by name, a `script` as text with its `args`, or a `command` that runs one.
 
-    `options` have the names of `ullage.estimate`'s; `batch_arg` among them is the argument of a script that sets its
-    batch size, for advice. `gpu` is one name or several; without it the daemon's own GPUs are
-    meant. `cwd`, `env`, `venv` and `conda` are as in a job file. With `details` the answer has the timeline and the
-    layers too, with `advice` what would make it fit, or the largest batch where it does.
+    `options` are those of `ullage.estimate`; `batch_arg` among them names the argument of a script that sets its batch
+    size, for advice. `gpu` is one name or several; by default the daemon's own GPUs. `cwd`, `env`, `venv` and `conda`
+    are as in a job file. With `details`, the answer also has the timeline and the layers; with `advice`, changes that
+    would make the job fit, or the largest batch if it fits.
 
-    Not covered: whether the model or the GPU exists.
+    It does not check that the model or the GPU exists.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,12 +60,12 @@ class EstimateSpec(BaseModel):
         taken = [name for name in ("source", "gpu", "estimator", "args", "module", "timeout") if name in self.options]
         if taken:
             raise ValueError(f"options: {taken[0]} cannot be one of them")
-        _ = self.job  # checks the rest as a job's
+        _ = self.job  # checks the rest like a job
         return self
 
     @property
     def gpus(self) -> list[str]:
-        """The GPUs that were named, each once."""
+        """Return the named GPUs, each once."""
         return list(dict.fromkeys([self.gpu] if isinstance(self.gpu, str) else self.gpu or []))
 
     @property
@@ -76,7 +76,7 @@ class EstimateSpec(BaseModel):
 
     @property
     def names_a_python(self) -> bool:
-        """Whether a script is to run in another Python than Ullage's own."""
+        """Whether a script runs in another Python than Ullage's own."""
         return self.venv is not None or self.conda is not None or "PATH" in self.env
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A job and how to estimate it: a model by name, a script, a function, or the summary of a model.
 
-`Model` (in `model.py`), `Script` and `Ranks` say what runs; `JobRequest` adds how it is followed.
+`Model` (in `model.py`), `Script` and `Ranks` describe the job; `JobRequest` adds how to follow it.
 """
 
 import shlex
@@ -24,10 +24,10 @@ DEFAULT_TIMEOUT = 300.0  # seconds
 
 @dataclass(frozen=True)
 class Script:
-    """A training script as it is: `Script("train.py", ["--batch-size", "64"])`.
+    """An unchanged training script: `Script("train.py", ["--batch-size", "64"])`.
 
-    With `module`, `path` is the name of a module, as in `python -m`. `python` is another Python to run it in: the path
-    of one, the folder of an environment, or the name of a conda environment. It needs PyTorch, and not Ullage.
+    With `module`, `path` is the name of a module, as in `python -m`. `python` is another Python to run it with: a path,
+    the folder of an environment, or the name of a conda environment. It needs PyTorch but not Ullage.
     """
 
     path: str | Path
@@ -53,11 +53,11 @@ class Script:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a job of many GPUs, a GPU each: `Ranks(16, nodes=2)`. The job runs once, as one of them.
+    """The ranks of a job, each with one GPU: `Ranks(16, nodes=2)`. The job runs once, as one of them.
 
-    `follow` names the ranks to run as, such as `(0, 7)`; the estimate is that of the one that needs most, and
+    `follow` lists the ranks to run as, such as `(0, 7)`; the estimate is that of the rank that needs most, and
     `Estimate.ranks` has the figures of each. `launcher` is `"torchrun"`, `"mpirun"` or `"srun"`, whose variables the
-    job then has, or `"accelerate launch"` with its options, which accelerate itself reads: it may then know the `size`.
+    job gets, or `"accelerate launch"` with options that accelerate itself reads, perhaps with the `size`.
     """
 
     size: int | None = described(
@@ -98,12 +98,12 @@ class Ranks:
 
     @property
     def spread(self) -> str | None:
-        """The strategy of a model by name: `parallel`, or else a whole model on each rank."""
+        """Return the strategy of a model by name: `parallel`, or else a whole model on each rank."""
         return None if self.size is None else self.parallel or DDP
 
     @property
     def first(self) -> Rank | None:
-        """The first rank to run as; `None` where no launcher starts the job."""
+        """Return the first rank to run as; `None` if no launcher starts the job."""
         if self.size is None and (self.follow or self.nodes > 1):
             raise InvalidValue("a rank and a number of nodes need the number of ranks: --world-size, Ranks(size=...)")
         if self.size is None:
@@ -145,9 +145,9 @@ _ADVICE = {
 class JobRequest:
     """A job and how an estimator runs it.
 
-    It is followed for at least `steps` optimizer steps; `None` lets it run to its end. `trace` is an empty
-    `ullage.estimation.timeline.trace.Trace` that is filled with every request. `progress` is called with what takes
-    long. `options` are the estimator's own, such as `{"stage": 3}` for deepspeed.
+    The estimator follows it for at least `steps` optimizer steps; `None` runs it to its end. `trace` is an empty
+    `ullage.estimation.timeline.trace.Trace`, which receives every allocator request. `progress` is called with a
+    description of long operations. `options` are the estimator's own, such as `{"stage": 3}` for deepspeed.
     """
 
     job: Job
@@ -166,7 +166,7 @@ class JobRequest:
 
     @property
     def kind(self) -> str:
-        """The kind of job: "model", "function", "script" or "summary"."""
+        """Return the kind of job: "model", "function", "script" or "summary"."""
         kinds = {Model: MODEL, Script: SCRIPT, Summary: SUMMARY}
         return next((kind for made, kind in kinds.items() if isinstance(self.job, made)), FUNCTION)
 
@@ -188,7 +188,7 @@ class JobRequest:
 
     @property
     def source(self) -> str | None:
-        """The job as people name it; `None` for a function."""
+        """Return the user's name for the job; `None` for a function."""
         match self.job:
             case Model(name=name):
                 return name
@@ -207,9 +207,9 @@ class JobRequest:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "JobRequest":
-        """The job in a line of measurements: a model, or `{"script": "train.py", "args": [...], "run": {...}}`.
+        """Read the job in a line of measurements: a model, or `{"script": "train.py", "args": [...], "run": {...}}`.
 
-        `run` has further values by the names of `request_of`.
+        `run` has more values, by the names of `request_of`.
         """
         if "script" not in row:
             return cls(Model.from_row(row))
@@ -217,7 +217,7 @@ class JobRequest:
         return request_of(Script(str(row["script"])), values)
 
     def to_row(self) -> dict[str, Any]:
-        """The job as plain values, which `from_row` reads in another process."""
+        """Return the job as plain values, for `from_row` in another process."""
         if self.model is not None:
             return self.model.to_row()
         if self.script is None:
@@ -245,11 +245,11 @@ OPTIONS = list(dict.fromkeys([*_OF_KIND[MODEL], *_OF_KIND[SCRIPT], *_OF_RANKS, *
 
 
 def request_of(source: Any, options: Mapping[str, Any] | None = None, estimator: str = "ullage") -> JobRequest:
-    """The request that a source and options by name describe: those of the command line and of the HTTP API.
+    """Return the request for a source with options by name, as on the command line and in the HTTP API.
 
     The names are the fields of `Model`, `Script` and `Ranks` (its `size` is `world_size`, its `follow` is
-    `follow_ranks`) and of the request. `set` has further fields of the model, the estimator's own options with its name
-    before them (`{"deepspeed.stage": 3}`), and else settings of the model.
+    `follow_ranks`) and of the request. `set` has more fields of the model, the estimator's own options prefixed with
+    its name (`{"deepspeed.stage": 3}`), and settings of the model.
 
     >>> request_of("torchvision:resnet18", {"batch_size": 8, "set": {"num_classes": 10}}).model.num_classes
     10
@@ -280,7 +280,7 @@ def request_of(source: Any, options: Mapping[str, Any] | None = None, estimator:
 
 
 def job_of(source: Any, module: bool = False, batch_size: int | None = None, args: Sequence[str] = ()) -> Job:
-    """The job that a name, a path or a function means; what is a job already stays one.
+    """Return the job for a name, a path or a function; a job stays as it is.
 
     >>> job_of("train.py", args=["--lr", "0.1"]).args
     ('--lr', '0.1')
@@ -310,7 +310,7 @@ def _named(source: Any, module: bool) -> Job:
 
 
 def with_saved_types(job: Job) -> Job:
-    """The job as it is estimated: saved weights have their types, and the name of a model is one that is there."""
+    """Return the job with the types of its saved weights; refuse an unknown model name."""
     if not isinstance(job, Model):
         return job
     if not job.is_saved:

@@ -49,7 +49,7 @@ _Name = Annotated[
 ]
 
 
-# What may stand for a value in the path of an output.
+# The patterns in the path of an output, and their values.
 OUTPUT_PATTERNS = {
     "j": "job",
     "A": "array",
@@ -69,8 +69,8 @@ _ON_END = "Run this command when the job ends; it reads the result as JSON from 
 
 
 class Option(NamedTuple):
-    """The help of a field, and how the command line spells it: `default` is in words, where they tell more than the
-    value; a flag takes nothing, and `no` is its opposite."""
+    """The help of a field, and its form on the command line. `default` describes the default in words if the value does
+    not; a flag takes no value, and `no` is its opposite."""
 
     help: str
     metavar: str = ""
@@ -83,12 +83,12 @@ class Option(NamedTuple):
 
 
 class JobSpec(BaseModel):
-    """A job as its submitter asks for it, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
+    """The request for a job, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
 
-    `None` means that nothing was said. Sizes are in bytes or text such as `12GiB`, times in seconds or text such as
-    `90m`. `memory` is the promise that the job asks for on each of its GPUs, instead of an estimate.
+    `None` means unset. Sizes are in bytes or text such as `12GiB`, times in seconds or text such as `90m`. `memory` is
+    the promise to request on each GPU, in place of an estimate.
 
-    Not covered: whether the command exists, the GPUs are there or the jobs to wait for are known.
+    It does not check that the command, the GPUs and the jobs to wait for exist.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
@@ -156,7 +156,7 @@ class JobSpec(BaseModel):
     @field_validator("command", "on_end", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        """A command in one line is split as a shell would; no shell is run."""
+        """Split a command in one string as a shell would, without running a shell."""
         if not isinstance(value, str):
             return value
         try:
@@ -191,7 +191,7 @@ class JobSpec(BaseModel):
     @field_validator("env", mode="before")
     @classmethod
     def _numbers_as_text(cls, value: Any) -> Any:
-        """Numbers may be written without quotes."""
+        """Accept numbers without quotes."""
         if not isinstance(value, dict):
             return value
         return {name: str(each) if type(each) in (int, float) else each for name, each in value.items()}
@@ -209,7 +209,7 @@ class JobSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _array_and_throttle(cls, values: Any) -> Any:
-        """`array = "1-1000%8"` says both: the indices, and that at most 8 run at once."""
+        """Split `array = "1-1000%8"` into the indices and the throttle."""
         if isinstance(values, Mapping) and isinstance(values.get("array"), str) and "%" in values["array"]:
             indices, _, throttle = values["array"].partition("%")
             return {**values, "array": indices, "throttle": throttle.strip()}
@@ -251,7 +251,7 @@ class JobSpec(BaseModel):
 
     @property
     def title(self) -> str:
-        """The name, or what the command runs."""
+        """Return the name, or that of the script or program in the command."""
         if self.name:
             return self.name
         script = next((word for word in self.command[1:] if word.endswith(".py")), self.command[0])
@@ -259,7 +259,7 @@ class JobSpec(BaseModel):
 
     @property
     def folder(self) -> str:
-        """The folder to run in. Whoever submits a job sets it; a job file may leave it out."""
+        """Return the folder to run in. A job file may omit it; the submitting client sets it."""
         if self.cwd is None:
             raise InvalidValue("the job must have a cwd, the folder to run in, got none")
         return self.cwd
@@ -272,11 +272,11 @@ class JobSpec(BaseModel):
         return values
 
     def with_changes(self, **changes: Any) -> "JobSpec":
-        """The same job with other values for some fields, checked as the first ones were."""
+        """Return the job with other values for some fields, checked in the same way."""
         return make_job({**self.to_dict(), **changes}, "the job")
 
 
-# What can be changed of a job that waits.
+# The fields of a waiting job that can be changed.
 EDITABLE = (
     "name",
     "gpus",
@@ -301,12 +301,12 @@ EDITABLE = (
 )
 
 # `.rad` files are the job files of RAD-RM (dissertation, listing 6.1): an environment (`conda activate NAME`), the
-# command, then entries in one of two forms. The keyed one, of the listing, has lines such as `model: resnet.txt` and
-# `policy: exclusive`. The positional one, which RAD-RM's code reads, has a value a line: those of `POSITIONS`. Its last
-# four, in MiB, are the memory measured and three estimates; they are not used here.
+# command, then entries in one of two forms. The keyed form, of the listing, has lines such as `model: resnet.txt` and
+# `policy: exclusive`. The positional form, which RAD-RM's code reads, has one value per line: those of `POSITIONS`. Its
+# last four, in MiB, are the measured memory and three estimates; they are not used here.
 #
-# RAD-RM's code never looks at the policy of the positional form: every published file says `exclusive` and is placed by
-# the site's policy. So it is not followed here either, and a note says so. In the keyed form it is followed.
+# RAD-RM's code ignores the policy of the positional form: every published file says `exclusive` but is placed by the
+# site's policy. So Ullage ignores it, too, with a note. In the keyed form, the policy applies.
 
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
 _UNUSED = ("dataset", *POSITIONS[5:])
@@ -316,13 +316,13 @@ _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)
 _KEYED_TIGHT = re.compile(rf"({'|'.join(KEYS)}):(.*)", re.IGNORECASE | re.DOTALL)
 _CONDA = re.compile(r"(?:conda|mamba|micromamba|source)\s+activate\s+(\S+)")
 _VENV = re.compile(r"(?:source|\.)\s+(\S*?)/?(?:bin/)?activate")
-_MODEL = re.compile(r"[\w.]+(\.py)?:\S+")  # torchvision:resnet50 and the like; other words name a file
+_MODEL = re.compile(r"[\w.]+(\.py)?:\S+")  # such as torchvision:resnet50; other words name a file
 _BATCH = re.compile(r"(?:--batch[-_]size|--b|-b|--mini-batch-size)[ =](\d{1,18})(?=\s|$)")
 
 
 @dataclass
 class FileValues:
-    """Values of a file by the names of `JobSpec`, the lines that they are in, and notes for the submitter."""
+    """The values of a file by the names of `JobSpec`, their line numbers, and notes for the submitter."""
 
     values: dict[str, Any]
     line_of: Callable[[str], int | None] = lambda name: None
@@ -330,7 +330,7 @@ class FileValues:
 
 
 def _is_exclusive(policy: Any, where: str) -> bool:
-    """Read `exclusive` or `collocation`; the listing, which names both, leaves it to the site."""
+    """Return whether the policy is `exclusive`, not `collocation`; both, as in the listing, count as not exclusive."""
     words = re.findall(r"[a-z-]+", policy.lower()) if isinstance(policy, str) else []
     if words and set(words) <= {"exclusive", "collocation", "collocate", "collocated", "shared"}:
         return words == ["exclusive"]
@@ -359,7 +359,7 @@ def read_rad(text: str, path: str) -> FileValues:
 
 
 def _without_comment(line: str) -> str:
-    """`#` begins a comment at the line's beginning or after a blank, as in a shell, and not inside quotes."""
+    """Remove a comment: `#` at the beginning of the line or after a blank, as in a shell, but not inside quotes."""
     quote = ""
     for place, letter in enumerate(line):
         if quote:
@@ -408,7 +408,7 @@ def _positional_entries(lines: list[tuple[int, str]], path: str) -> Iterator[tup
 
 
 def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: str) -> FileValues:
-    """Collect entries, each name once."""
+    """Collect the values of entries; refuse a name that is there twice."""
     places: dict[str, int] = {}
     rad_file = FileValues({}, places.get)
     for number, name, value in entries:
@@ -429,7 +429,7 @@ def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: st
 
 
 def _compare_batch_sizes(rad_file: FileValues, command: str) -> None:
-    """Some published files give another batch size to the estimator than to the program."""
+    """Note a batch size for the estimator that differs from the program's, as in some published files."""
     match = _BATCH.search(command)
     batch_size = str(rad_file.values.get("batch_size", "")).strip()
     if match and batch_size.isdigit() and int(match[1]) != int(batch_size):
@@ -494,7 +494,7 @@ def _line_of(text: str, name: str) -> int | None:
 
 
 def make_job(values: Mapping[str, Any], what: str) -> JobSpec:
-    """A job from values by the names of a TOML file; `what` is how messages name them."""
+    """Make a job from values by the names of a TOML file; `what` names it in messages."""
     given = dict(values)
     if given.get("policy") is not None:
         given["exclusive"] = _is_exclusive(given.pop("policy"), what)
@@ -519,4 +519,4 @@ def _absolute(path: str, folder: Path) -> str:
     try:
         return os.path.normpath(folder / os.path.expanduser(path))
     except (ValueError, RuntimeError):
-        return path  # with a NUL in it, which is refused below
+        return path  # it contains a NUL, which is refused later

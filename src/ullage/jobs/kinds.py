@@ -1,6 +1,6 @@
 """Kinds of sources: a model's name, a function, a script, or a summary of a model.
 
-This imports nothing else, so that a name that is misspelt is told at once.
+This imports nothing else, so that misspelt names are reported fast.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ SUMMARY_ENDINGS = (".txt", ".model", ".summary")
 
 
 def kind_of(source: Any, module: bool = False) -> str:
-    """Whether a source is a model's name, a function, a script, or a text file with a model summary."""
+    """Return whether a source is a model's name, a function, a script, or a text file with a model summary."""
     if callable(source):
         return FUNCTION
     if not isinstance(source, str | Path) or not str(source):

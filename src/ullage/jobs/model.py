@@ -1,7 +1,7 @@
 """`Model`: a model by name with its batch, optimizer and precision.
 
-It is also what one line of a file of measurements describes. The same model can be trained on a real GPU and on a
-virtual one. Nothing here imports PyTorch, because shell completion needs these names at once.
+A line in a file of measurements also describes one. The same model can be trained on a real GPU and on a virtual one.
+Nothing here imports PyTorch, because shell completion needs these names fast.
 """
 
 import gzip
@@ -40,7 +40,7 @@ PRECISIONS = {
     "fp16": Precision("weights, gradients and arithmetic in float16", weights="float16"),
 }
 
-# The types that weights are loaded in, and the precision that has nothing else.
+# The types of loaded weights, and the precision that uses only that type.
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 QUANTIZATIONS = {
@@ -71,7 +71,7 @@ DEFAULT_BATCH_SIZE, DEFAULT_PRECISION = 32, "fp32"
 
 
 def parse_shape(text: str, what: str) -> list[int]:
-    """A shape from numbers separated by commas or x; `what` names it in a message."""
+    """Parse a shape, numbers separated by commas or x; `what` names it in a message."""
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) for part in parts):
         raise InvalidValue(f"{what} must be whole numbers such as 3,224,224, got {text[:40]!r}")
@@ -80,8 +80,8 @@ def parse_shape(text: str, what: str) -> list[int]:
 
 _POSITIVE = ("batch_size", "sequence_length", "num_classes", "gradient_accumulation", "lora")
 
-# The values of a line in a file of measurements, in their order, with the shorter keys that lines are written with. A
-# line may use either. Most are fields of `Model`; those of `_OF_SOURCES` are values in its `settings`.
+# The values of a line in a file of measurements, in order, with the shorter keys that are written. A line may use
+# either. Most are fields of `Model`; those of `_OF_SOURCES` are values in its `settings`.
 ROW_KEYS = {
     "model": "model",
     "batch_size": "batch",
@@ -117,7 +117,7 @@ _OF_SOURCES: dict[str, dict[str, Any]] = {
     "hf": {"conf": None, "hf_config": {}, "vocab": None},
 }
 _IN_SETTINGS = {key: default for keys in _OF_SOURCES.values() for key, default in keys.items()}
-# Files that were measured before factories moved to ullage-lab name them by the old path. The first that fits counts.
+# Files that were measured before factories moved to ullage-lab have their old paths. The first match counts.
 _MOVED_FACTORIES = {
     "ullage.learn.families:": "ullage_lab.networks.generated:",
     "ullage.research.datasets.families:": "ullage_lab.networks.generated:",
@@ -131,7 +131,7 @@ _MOVED_FACTORIES = {
 
 
 def current_name(model: str) -> str:
-    """The name by which a model is known now.
+    """Return the present name of a model.
 
     >>> current_name("ullage.learn.families:mlp"), current_name("tv:resnet18")
     ('ullage_lab.networks.generated:mlp', 'tv:resnet18')
@@ -232,9 +232,9 @@ class Model:
             raise InvalidValue(f"{self.name} needs 'widths'")
 
     def _put_in_one_form(self) -> None:
-        """A single name is a list of one, a config in values is settings, and precision says what `dtype` alone does.
+        """Normalize values: a single name to a list, a config with values to settings, and `dtype` to a precision.
 
-        The precision of saved weights stays open, because their config has to be read for it: `as_saved`.
+        The precision of saved weights stays unset, because it requires reading their config (`as_saved`).
         """
         values: dict[str, Any] = {}
         for name in ("freeze", "lora_targets"):
@@ -270,7 +270,7 @@ class Model:
 
     @property
     def source(self) -> str:
-        """The source of the model: "torchvision", "timm", "hf", "mlp", or "own" for a factory."""
+        """Return the source of the model: "torchvision", "timm", "hf", "mlp", or "own" for a factory."""
         return PREFIXES.get(self.name.partition(":")[0], "own")
 
     @property
@@ -279,12 +279,12 @@ class Model:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the name is that of saved weights: on the hub, or in a folder."""
+        """Whether the name refers to saved weights, on the hub or in a folder."""
         return self.source == "hf" and is_checkpoint(self.short_name)
 
     @property
     def types(self) -> Precision:
-        """The types of weights and arithmetic, from `precision` and `dtype`."""
+        """Return the types of weights and arithmetic, from `precision` and `dtype`."""
         return self._precision if self.dtype is None else replace(self._precision, weights=self.dtype)
 
     @property
@@ -293,7 +293,7 @@ class Model:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Model":
-        """The model in a line of measurements; other keys of the line are left out."""
+        """Read the model in a line of measurements; ignore other keys of the line."""
         named = {name: row.get(key) if row.get(key) is not None else row.get(name) for name, key in ROW_KEYS.items()}
         values = {name: value for name, value in named.items() if value is not None}
         missing = [ROW_KEYS[name] for name in ("model", "batch_size") if name not in values]
@@ -307,7 +307,7 @@ class Model:
         return cls(given.pop("name"), **{"precision": DEFAULT_PRECISION, **given, "settings": settings})
 
     def to_row(self) -> dict[str, Any]:
-        """The model as a line of measurements: plain values under the keys of such files."""
+        """Return the model as a line of measurements: plain values under the keys of such files."""
         known = _OF_SOURCES.get(self.source, {})
         values = {name: getattr(self, _OTHER_NAMES.get(name, name)) for name in ROW_KEYS if name not in _IN_SETTINGS}
         values |= _IN_SETTINGS | {name: self.settings.get(name, default) for name, default in known.items()}
@@ -317,9 +317,9 @@ class Model:
         return {key: plain[name] for name, key in ROW_KEYS.items()}
 
     def as_saved(self) -> "Model":
-        """Saved weights in the type and the quantization in which they were saved, as `from_pretrained` loads them.
+        """Return the model with the type and quantization of its saved weights, as `from_pretrained` loads them.
 
-        Other models, and what was given, stay as they are.
+        Other models, and values that the user set, stay unchanged.
         """
         if not self.is_saved:
             return self
@@ -331,7 +331,7 @@ class Model:
         return replace(made, precision=DTYPES[dtype], dtype=None)
 
     def in_words(self) -> str:
-        """The options that differ from their defaults, for messages; always with the batch size."""
+        """Return the options that differ from their defaults, for messages; always with the batch size."""
         words = []
         for spec in fields(self)[1:]:
             value = getattr(self, spec.name)
@@ -353,7 +353,7 @@ def _check_positive(option: str, value: Any) -> None:
 
 
 def _suggestion(model: str) -> str:
-    """Suggest models of that name, for a name without its source."""
+    """Suggest models for a name without its source."""
     from ullage.jobs.sources.names import model_names
 
     suggestions = [f"{source}:{model}" for source in ("torchvision", "timm", "hf") if model in model_names(source)]
@@ -364,7 +364,7 @@ _PACKED = {"gz": "a gzip", "xz": "an xz"}
 
 
 def read_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a JSONL file (also packed) of configurations or measurements; a bad line is named by its number."""
+    """Yield the rows of a JSONL file (perhaps compressed) of configurations or measurements; errors name the line."""
     packed = file.suffix.removeprefix(".")
     unpack = {"gz": gzip.decompress, "xz": lzma.decompress}.get(packed, bytes)
     try:
@@ -388,7 +388,7 @@ def read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def rows_so_far(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file that more are to be added to; there may be no file yet."""
+    """Return the rows of a file before adding more; none if there is no file."""
     if not file.exists():
         return []
     cut_torn_line(file)
@@ -396,7 +396,7 @@ def rows_so_far(file: Path) -> list[dict[str, Any]]:
 
 
 def cut_torn_line(file: Path) -> None:
-    """Cut off an incomplete last row, as a writer leaves it that was killed. Other text is left alone."""
+    """Cut off an incomplete last row, which a killed writer has left. Other text stays."""
     try:
         content = file.read_bytes()
         whole = content.rfind(b"\n") + 1

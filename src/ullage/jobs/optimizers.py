@@ -1,6 +1,6 @@
 """Optimizers by a short name (`adamw_fused`) or by any class name of `torch.optim` (`NAdam`).
 
-PyTorch is imported only where a class is needed: shell completion wants the short names at once.
+PyTorch is imported only if a class is needed, since shell completion needs the short names fast.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from ullage.errors import InvalidValue, UnknownName
 if TYPE_CHECKING:
     import torch
 
-# Short name: class of torch.optim and its arguments. Any other class of torch.optim goes by its own name.
+# Short name: class of torch.optim and its arguments. Other classes of torch.optim have their own names.
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 1e-3}),
     "sgdm": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
@@ -40,7 +40,7 @@ def check_optimizer(name: str) -> None:
 
 
 def optimizer_class(name: str) -> "tuple[type[torch.optim.Optimizer], dict[str, Any]]":
-    """The class and its arguments. `_fused`, `_foreach` and `_single` after a name choose PyTorch's implementation."""
+    """Return the class and its arguments. The suffixes `_fused`, `_foreach` and `_single` choose the implementation."""
     import torch
 
     name = OPTIMIZER_ALIASES.get(name, name)

@@ -1,6 +1,6 @@
 """Strategies for a model by name over the ranks of a job: PyTorch's own DDP, FSDP2, tensor parallelism and pipelines.
 
-Nothing is imported from PyTorch before a model is spread, because shell completion needs the names at once.
+PyTorch is imported only to spread a model, because shell completion needs the names fast.
 """
 
 import os
@@ -23,23 +23,23 @@ PARALLEL = {
     "machines as fsdp2",
     PP: "the layers in stages, one on each GPU (torch.distributed.pipelining, 1F1B)",
 }
-_PLAIN_STYLES = ("replicated", "isolated", "local")  # of a plan of transformers: layers that are whole on each GPU
+_PLAIN_STYLES = ("replicated", "isolated", "local")  # in plans of transformers: layers that are whole on each GPU
 
 
 def check_parallel(name: str) -> str:
-    """The same name, if it is one of these."""
+    """Return the name of a strategy; refuse an unknown one."""
     if name not in PARALLEL:
         raise UnknownName("way to spread a model", name, PARALLEL, hint="one of " + ", ".join(PARALLEL))
     return name
 
 
 def data_ranks(how: str, rank: "Rank") -> int:
-    """Return the number of ranks with their own samples; the others share theirs."""
+    """Return the number of groups of ranks with their own samples."""
     return {TP: rank.nodes, PP: 1}.get(how, rank.world_size)
 
 
 def spread(model: "nn.Module", how: str, configuration: "Model", device: str) -> "nn.Module":
-    """The model on the GPU of this rank, as it trains with the others. It comes from the CPU, in its types."""
+    """Move a model from the CPU to the GPU of this rank, and prepare it to train with the other ranks."""
     import torch
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
@@ -57,7 +57,7 @@ def spread(model: "nn.Module", how: str, configuration: "Model", device: str) ->
 
 
 def join_ranks(how: str, configuration: "Model") -> int:
-    """Join the other ranks, on the GPU of this one; returns its number on this machine."""
+    """Join the other ranks, select the GPU of this rank, and return its number on this machine."""
     import torch
 
     if configuration.quantize is not None:
@@ -70,7 +70,7 @@ def join_ranks(how: str, configuration: "Model") -> int:
 
 
 def casts_itself(how: str | None, ranks_on_node: int, ranks: int) -> bool:
-    """Whether sharded weights are cast as they are gathered, so that autocast is not needed."""
+    """Whether sharded weights are cast when they are gathered, so that autocast is not needed."""
     return how == FSDP2 or (how == TP and ranks_on_node < ranks)
 
 
@@ -91,7 +91,7 @@ def _shard(model: "nn.Module", mesh: Any, configuration: "Model", device: str) -
 
 
 def repeated_blocks(model: "nn.Module") -> Iterator["nn.Module"]:
-    """The blocks of a model that come several times in a row, the outermost ones: each is gathered by itself."""
+    """Yield the outermost blocks of a model that repeat in a row; each is gathered by itself."""
     from torch import nn
 
     for child in model.children():
@@ -103,7 +103,7 @@ def repeated_blocks(model: "nn.Module") -> Iterator["nn.Module"]:
 
 
 def _split(model: Any, mesh: Any, configuration: "Model") -> "nn.Module":
-    """Tensor parallelism by the plan that comes with a model of transformers."""
+    """Apply tensor parallelism by the plan that comes with a model of transformers."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 

@@ -1,8 +1,8 @@
-"""A model by name as stages of a pipeline: its blocks are cut into rows, each stage has one of them.
+"""Cuts a model by name into the stages of a pipeline, each with consecutive blocks.
 
-What comes before the blocks is on the first stage, what comes after them on the last. A stage runs the model's own code
-with its blocks; what it does not have hands on what it is given. So only models whose code takes the output of the
-stage before in the place of embeddings (`inputs_embeds` of transformers) are cut.
+Layers before the blocks are on the first stage, layers after them on the last. A stage runs the model's own code with
+its blocks; missing layers pass their input on. So this works only for models whose code accepts the output of the
+previous stage in place of embeddings (`inputs_embeds` of transformers).
 """
 
 import inspect
@@ -16,11 +16,11 @@ from ullage.errors import InvalidValue, ModelLacks
 from ullage.jobs.model import Model
 from ullage.jobs.tasks import Task, assume
 
-_MOST_IN_A_STAGE = 4  # micro-batches for each stage: a bubble of a quarter at most
+_MOST_IN_A_STAGE = 4  # most micro-batches per stage, for a small bubble
 
 
 def microbatches(samples: int, stages: int) -> int:
-    """Into how many micro-batches a step is cut: at least as many as stages, which 1F1B needs, and up to four times as
+    """Return the number of micro-batches of a step: at least that of stages, which 1F1B needs, and up to four times as
     many, so that the bubble is small.
     """
     even = [count for count in range(stages, samples + 1) if samples % count == 0]
@@ -30,7 +30,7 @@ def microbatches(samples: int, stages: int) -> int:
 
 
 def layers_of_stages(layers: int, stages: int) -> list[range]:
-    """Which layers each stage has; those that are left over go to the stages after the first, which has embeddings."""
+    """Return the layers of each stage. Remaining ones go to the stages after the first, which has embeddings."""
     each, more = divmod(layers, stages)
     stage_layers, begin = [], 0
     for number in range(stages):
@@ -41,7 +41,7 @@ def layers_of_stages(layers: int, stages: int) -> list[range]:
 
 
 class Stage(nn.Module):
-    """A stage of a model: it takes ids or the output of the stage before, and gives its own output or the loss."""
+    """A stage of a model: takes ids or the output of the previous stage, and returns its own output or the loss."""
 
     def __init__(self, model: Any, task: Task, number: int, stages: int, cast: torch.dtype | None) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Stage(nn.Module):
 
 
 def cut(model: Any, task: Task, number: int, stages: int, configuration: Model) -> Stage:
-    """One of the stages of a model, which is changed: it loses all that the others have."""
+    """Return a stage of a model. The model is changed: it loses the layers of the other stages."""
     inner = _inner(model)
     body = getattr(inner, "base_model", None)
     takes = inspect.signature(body.forward).parameters if isinstance(body, nn.Module) else {}
@@ -97,7 +97,7 @@ def cut(model: Any, task: Task, number: int, stages: int, configuration: Model) 
 
 
 def schedule_of(stage: Stage, example: torch.Tensor, number: int, stages: int, count: int, device: Any) -> Any:
-    """PyTorch's 1F1B of a stage with so many micro-batches; `example` is a micro-batch of ids on the meta device."""
+    """Return PyTorch's 1F1B schedule with `count` micro-batches; `example` is one of ids on the meta device."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     config, weights = _inner(stage.model).config, next(iter(_floats(stage.model)))
@@ -114,14 +114,14 @@ def _sum(loss: torch.Tensor, target: Any) -> torch.Tensor:
 
 
 def _floats(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Weights of the model itself: adapters may be in another type."""
+    """Yield the weights of the model itself, since adapters may have another type."""
     for name, weights in model.named_parameters():
         if weights.is_floating_point() and "lora_" not in name:
             yield weights
 
 
 def _inner(model: Any) -> Any:
-    """The model itself, without adapters around it."""
+    """Return the model itself, without adapters around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -146,7 +146,7 @@ def _beside(body: nn.Module, path: list[str]) -> Iterator[tuple[nn.Module, str]]
 
 
 def _stand_in(name: str, child: nn.Module, stage: Stage) -> nn.Module | None:
-    """Return the replacement of a part that another stage has; `None` keeps the part, as for parts without weights."""
+    """Return the replacement of a part that another stage has; `None` keeps the part, such as one without weights."""
     if next(child.parameters(), None) is None:
         return None
     embeds = any(isinstance(part, nn.Embedding) for part in child.modules())
@@ -156,14 +156,14 @@ def _stand_in(name: str, child: nn.Module, stage: Stage) -> nn.Module | None:
 
 
 class _Handed(nn.Module):
-    """Hands on what it is given."""
+    """Returns its input."""
 
     def forward(self, given: Any, *others: Any, **options: Any) -> Any:
         return given
 
 
 class _Embedded(nn.Module):
-    """Embeddings that the first stage has added: hands on what it is given as such, else adds nothing."""
+    """Replaces embeddings that the first stage has added: returns its embedded input, or else zero."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
         tensors = [value for value in (named.get("inputs_embeds"), *given) if isinstance(value, torch.Tensor)]

@@ -11,7 +11,7 @@ from ullage.virtual.distributed.rank import LOCAL_RANK, LOCAL_SIZE
 TORCHRUN, MPI, SLURM = "torchrun", "mpirun", "srun"
 LAUNCHERS = {TORCHRUN: TORCHRUN, "accelerate": TORCHRUN, "deepspeed": TORCHRUN, MPI: MPI, "mpiexec": MPI, SLURM: SLURM}
 # Each launcher's variables for the rank, the number of ranks, the rank on its machine, the ranks of a machine, the
-# machine, and the number of machines. Those of MPI are the names of Open MPI and of MPICH's relatives.
+# machine, and the number of machines. MPI has the names of Open MPI and of MPICH's relatives.
 _VARIABLES = {
     TORCHRUN: (
         "RANK ROLE_RANK",
@@ -53,7 +53,7 @@ NOT_FOLLOWED = ("horovodrun", "jsrun", "aprun", "ibrun")
 
 @dataclass(frozen=True)
 class Rank:
-    """One of `world_size` ranks on `nodes` machines, a GPU each, and the program that started it."""
+    """One of `world_size` ranks on `nodes` machines, each with one GPU, and the program that started it."""
 
     world_size: int = 1
     number: int = 0
@@ -86,7 +86,7 @@ class Rank:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """The variables of this process are those of the rank, inside the `with` statement."""
+        """Set this process's environment variables to those of the rank inside the `with` statement."""
         before = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
         try:

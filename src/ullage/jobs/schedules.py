@@ -1,4 +1,4 @@
-"""When jobs may run, as people write it: indices of an array, jobs to wait for, and times to start at."""
+"""Parses when jobs may run, as users write it: indices of an array, dependencies, and start times."""
 
 import datetime
 import re
@@ -14,7 +14,7 @@ from ullage.units import parse_duration
 LONGEST_ARRAY, MOST_DEPENDENCIES, LARGEST_INDEX = 10_000, 1000, 10**9
 START_FORMS = "2026-11-20T08:00, 22:00 or now+2h"
 LAST_MOMENT = 253_000_000_000.0  # seconds since 1970: in the year 9987, before datetime ends
-INDEX = "{index}"  # becomes the index of each element of an array
+INDEX = "{index}"  # becomes the index of each array job
 
 _REFERENCE = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
 
@@ -22,8 +22,8 @@ _REFERENCE = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
 class Dependency(BaseModel):
     """Jobs to wait for: until they are done (`ok`; if one fails, the waiting job is cancelled) or over (`any`).
 
-    Written as `17`, `"12_3"`, `"12_all"`, `"12_{index}"` (the element of the same index), a name, each also after `ok:`
-    or `any:`, or as `{"job": 17, "kind": "any"}`.
+    Users write `17`, `"12_3"`, `"12_all"`, `"12_{index}"` (the array job of the same index) or a name, each also after
+    `ok:` or `any:`, or `{"job": 17, "kind": "any"}`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,7 +47,7 @@ class Dependency(BaseModel):
 
 
 def parse_array(text: str) -> list[int]:
-    """The indices of `1-20`, `0-10:2` or `1,5,7`."""
+    """Parse the indices of `1-20`, `0-10:2` or `1,5,7`."""
     indices: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?\s*", part)
@@ -61,7 +61,7 @@ def parse_array(text: str) -> list[int]:
 
 
 def parse_start(value: Any, now: float) -> float:
-    """A time to start at, in seconds since 1970: `2026-11-20T08:00`, `22:00` (the next one), `now+2h`, or a number."""
+    """Parse a start time to seconds since 1970: `2026-11-20T08:00`, `22:00` (the next one), `now+2h`, or a number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     text = value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value).strip()
@@ -77,7 +77,7 @@ def parse_start(value: Any, now: float) -> float:
 
 
 def _next(clock_time: datetime.time, now: float) -> float:
-    """The next moment at which the clock shows that time."""
+    """Return the next moment at which the clock shows this time."""
     today = datetime.datetime.fromtimestamp(now, clock_time.tzinfo)
     moment = datetime.datetime.combine(today.date(), clock_time)
     if moment.timestamp() < now:
@@ -90,4 +90,4 @@ StartTime = Annotated[
     Field(ge=0, le=LAST_MOMENT, allow_inf_nan=False),
     BeforeValidator(lambda value: None if value is None else parse_start(value, time.time())),
 ]
-"""When a job may start at the earliest, in seconds since 1970, or as people write it."""
+"""The earliest start of a job, in seconds since 1970, or as users write it."""

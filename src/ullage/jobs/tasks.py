@@ -17,11 +17,11 @@ from ullage.virtual.gpu import current
 def assume(text: str) -> None:
     """Add an assumption to the notes of the current virtual GPU; on a real GPU this does nothing."""
     card = current()
-    if card is not None and text not in card.notes:  # once: each iteration assumes the same
+    if card is not None and text not in card.notes:  # once only, since each iteration assumes the same
         card.note("default", text)
 
 
-AUXILIARY_WEIGHT = 0.4  # of the second classifier of Inception-like networks
+AUXILIARY_WEIGHT = 0.4  # weight of the second classifier of Inception-like networks
 SEGMENTATION_AUXILIARY_WEIGHT = 0.5  # torchvision, references/segmentation/train.py
 BOXES_AN_IMAGE = 8
 
@@ -36,11 +36,11 @@ class Task:
         return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size,))
 
     def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
-        """The output that the loop holds through the backward pass."""
+        """Return the output that the loop holds through the backward pass."""
         return model(inputs)
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
-        """Cross entropy, also of the second classifier of Inception-like networks."""
+        """Return the cross entropy, including that of the second classifier of Inception-like networks."""
         if not hasattr(out, "logits"):
             return functional.cross_entropy(out, targets)
         loss = functional.cross_entropy(out.logits, targets)
@@ -58,7 +58,7 @@ class Segmentation(Task):
         return torch.randn(size, *self.shape), torch.randint(0, self.classes, (size, *self.shape[-2:]))
 
     def loss(self, out: Any, targets: Any) -> torch.Tensor:
-        """Cross entropy over pixels, and over those of the auxiliary classifier if there is one."""
+        """Return the cross entropy over pixels, including that of an auxiliary classifier."""
         loss = functional.cross_entropy(out["out"], targets)
         if "aux" in out:
             loss = loss + SEGMENTATION_AUXILIARY_WEIGHT * functional.cross_entropy(out["aux"], targets)
@@ -66,10 +66,10 @@ class Segmentation(Task):
 
 
 class Detection(Task):
-    """Boxes, as torchvision's detection models take them: a list of images and a list of dictionaries."""
+    """Detection of boxes by torchvision's models, which take a list of images and a list of dictionaries."""
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Images of one size with a few boxes each, and masks and key points for models that train on them."""
+        """Return images of one size with a few boxes each, and masks and key points for models that train on them."""
         assume(
             f"each image has {BOXES_AN_IMAGE} boxes; the number of detections depends on data: the maximum is assumed"
         )
@@ -102,14 +102,14 @@ class OwnTask(Task):
         self.length, self.vocabulary = length, vocabulary
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Random numbers of the given shape, or random ids of the given length."""
+        """Return random numbers of the given shape, or random ids of the given length."""
         if self.length is None:
             return torch.randn(size, *self.shape), None
         ids = torch.randint(0, self.vocabulary or 1, (size, self.length))
         return ids, ids
 
     def loss(self, returned: Any, targets: Any) -> torch.Tensor:
-        """The model's own loss if it returns one, else cross entropy over classes or mean squared error."""
+        """Return the model's own loss if it has one, else cross entropy over classes or mean squared error."""
         out = _main_output(returned)
         if out.dim() == 0:
             return out
@@ -125,7 +125,7 @@ class OwnTask(Task):
 
 
 def _main_output(out: Any) -> torch.Tensor:
-    """The tensor to compute a loss from: the loss, the logits, or else the first output."""
+    """Return the tensor to compute a loss from: the loss, the logits, or else the first output."""
     for name in ("loss", "logits", "out"):
         value = out.get(name) if isinstance(out, dict) else getattr(out, name, None)
         if isinstance(value, torch.Tensor):

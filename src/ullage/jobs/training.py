@@ -38,8 +38,8 @@ def train(
 ) -> None:
     """Train for some iterations, or run the forward pass for inference; `after_iteration` is called after each.
 
-    `prepared` is the result of `ullage.jobs.sources.build.prepare`, if the model was built beforehand. `parallel`
-    says how the model is spread over the ranks of which this process is one (`ullage.jobs.parallel`).
+    `prepared` is the result of `ullage.jobs.sources.build.prepare`, if the model was built beforehand. `parallel` is
+    the strategy over the ranks of which this process is one (`ullage.jobs.parallel`).
     """
     model, task = prepared or prepare(configuration)
     low = low_precision(configuration)
@@ -77,20 +77,20 @@ def _has_its_types(configuration: Model) -> bool:
 
 
 def low_precision(configuration: Model) -> torch.dtype | None:
-    """The type that weights are cast to; `None` if they stay in 32 bits, with autocast or without."""
+    """Return the type to which weights are cast; `None` if they stay in 32 bits, with autocast or without."""
     weights: torch.dtype = getattr(torch, configuration.types.weights)
     return None if weights is torch.float32 else weights
 
 
 def autocast_type(configuration: Model) -> torch.dtype | None:
-    """The type that autocast uses; `None` without autocast."""
+    """Return the type that autocast uses; `None` without autocast."""
     name = configuration.types.autocast
     return None if name is None else getattr(torch, name)
 
 
 @contextmanager
 def _foreseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[], None]]:
-    """A virtual GPU foresees iterations that are like the one before. Gives what to call at the begin of each."""
+    """Let a virtual GPU extrapolate repeated iterations. Yields a function to call at the beginning of each."""
     card = current()
     if card is None:
         yield lambda: None
@@ -104,7 +104,7 @@ def _foreseen(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Ca
 
 @dataclass(frozen=True)
 class _Loop:
-    """A model with its task, and where and how often it runs."""
+    """A model with its task, its device, and the number of iterations."""
 
     configuration: Model
     model: nn.Module
@@ -114,7 +114,7 @@ class _Loop:
     after_iteration: Callable[[], Any]
 
     def train(self) -> None:
-        """The same order of operations, and the same tensors alive, as in the loop that was measured."""
+        """Train with the same order of operations, and the same live tensors, as the measured loop."""
         configuration, model, task, device = self.configuration, self.model, self.task, self.device
         model.train()
         optimizer = make_optimizer(configuration.optimizer, _trainable(model))
@@ -146,7 +146,7 @@ class _Loop:
                 self.after_iteration()
 
     def train_stage(self) -> None:
-        """The loop of one stage of a pipeline; the loss is computed inside of the last one."""
+        """Train one stage of a pipeline; the last stage computes the loss."""
         configuration, device = self.configuration, self.device
         if configuration.inference or configuration.types.grad_scaler:
             raise InvalidValue("a pipeline of a named model must train, with a precision other than amp_fp16")
@@ -186,8 +186,8 @@ class _Loop:
 
 
 def _trainable(model: nn.Module) -> list[Any]:
-    """Return the trained parameters. Sharded and whole weights are in separate groups: an optimizer updates each
-    group at once and no operator takes both."""
+    """Return the trained parameters. Sharded and whole weights are in separate groups: an optimizer updates a group at
+    once, and no operator accepts both."""
     kinds: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:

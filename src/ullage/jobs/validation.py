@@ -1,4 +1,4 @@
-"""Values that come from files and requests, checked by pydantic models; what is wrong is one message for a person."""
+"""Checks values from files and requests with pydantic models, and reports problems in one message."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -25,7 +25,7 @@ Seconds = Annotated[float, BeforeValidator(lambda value: parse_duration(value) i
 
 
 def checked(kind: type[Model], values: Any, what: str) -> Model:
-    """The values as a model, or one message that names the first thing that is wrong."""
+    """Return the values as a model, or raise one message that names the first problem."""
     if not isinstance(values, Mapping):
         raise InvalidValue(f"{what} must be a table of names and values, got {type(values).__name__}")
     try:
@@ -35,9 +35,9 @@ def checked(kind: type[Model], values: Any, what: str) -> Model:
 
 
 def first_problem(problems: Iterable[Any], kind: type[BaseModel], skip: int = 0) -> str:
-    """The first thing that pydantic found wrong, in words; a misspelt name before anything else.
+    """Return pydantic's first problem in words, misspelt names before all others.
 
-    `skip` is how many parts of the place are left out, such as "body" in a request.
+    `skip` is the number of parts of the location to leave out, such as "body" in a request.
     """
     errors = list(problems)
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
@@ -56,7 +56,7 @@ def first_problem(problems: Iterable[Any], kind: type[BaseModel], skip: int = 0)
 
 
 def _names(kind: type[BaseModel], path: Iterable[int | str]) -> list[str]:
-    """The names that are valid at a place inside a model."""
+    """Return the valid names at a place inside a model."""
     for part in path:
         field = kind.model_fields.get(str(part))
         inner = field.annotation if field else None

@@ -1,4 +1,4 @@
 """Sources of models: torchvision, timm, transformers, or a factory of your own.
 
-`build.py` turns a configuration into a model and its task; each other module knows one source.
+`build.py` turns a configuration into a model and its task; each other module handles one source.
 """

@@ -1,4 +1,4 @@
-"""Build the model of a configuration, prepare it for training, and say what it is trained on."""
+"""Builds the model of a configuration, prepares it for training, and chooses its training task."""
 
 import functools
 from fnmatch import fnmatchcase
@@ -32,7 +32,7 @@ def freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
 
 
 def add_lora(model: nn.Module, configuration: Model) -> nn.Module:
-    """Add LoRA adapters to linear layers, with peft: those that were named, or all but the last. The rest is frozen."""
+    """Add LoRA adapters with peft to the named linear layers, or to all but the last. Freeze the rest."""
     try:
         import peft
     except ImportError:
@@ -68,7 +68,7 @@ def add_lora(model: nn.Module, configuration: Model) -> nn.Module:
 
 
 def checkpoint_activations(model: Any, configuration: Model) -> None:
-    """Turn on activation checkpointing: by the model's own method if it has one, else around its blocks."""
+    """Turn on activation checkpointing, with the model's own method if it has one, else around its blocks."""
     if hasattr(model, "gradient_checkpointing_enable"):
         try:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -117,7 +117,7 @@ def build(configuration: Model) -> nn.Module:
 
 
 def prepare(configuration: Model) -> tuple[nn.Module, Task]:
-    """The model as it will be trained, on the CPU, and its task."""
+    """Return the model as it will be trained, on the CPU, and its task."""
     make_torchvision_importable()  # timm and transformers import it too, also outside a virtual GPU
     _check(configuration)
     make_model, make_task = _BUILDERS[configuration.source]
@@ -127,7 +127,7 @@ def prepare(configuration: Model) -> tuple[nn.Module, Task]:
         checkpoint_activations(model, configuration)
     if configuration.lora is not None:
         if configuration.quantize is None:
-            model = model.to(getattr(torch, configuration.types.weights))  # before: peft keeps adapters in 32 bits
+            model = model.to(getattr(torch, configuration.types.weights))  # peft keeps adapters in 32 bits
         model = add_lora(model, configuration)
     if configuration.freeze:
         freeze(model, tuple(configuration.freeze))

@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub by their id: of `hf:ORG/NAME` the configuration is needed, never the weights.
+"""Models of the Hugging Face hub by id: `hf:ORG/NAME` needs only the configuration, never the weights.
 
-It comes from the local cache, where `from_pretrained` and `hf download` put it, or else from the hub. Nothing here
+It comes from the local cache of `from_pretrained` and `hf download`, or else from the hub. Nothing here
 imports PyTorch.
 """
 
@@ -14,11 +14,11 @@ from ullage.errors import InvalidValue, MissingPackage
 
 CONFIG = "config.json"
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+|[a-z0-9][a-z0-9_.-]*")  # the oldest models have no organisation
-_SECONDS = 10.0  # for the hub to answer
+_SECONDS = 10.0  # limit for an answer of the hub
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name is that of a model on the hub, with `@REVISION` or without; a folder of that name comes first.
+    """Whether a name is that of a model on the hub, perhaps with `@REVISION`; a folder with this name takes precedence.
 
     >>> is_hub_id("Qwen/Qwen3-8B"), is_hub_id("gpt2"), is_hub_id("GPT2LMHeadModel"), is_hub_id("./folder")
     (True, True, False, False)
@@ -27,12 +27,12 @@ def is_hub_id(name: str) -> bool:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Return whether a name after `hf:` means trained weights, on the hub or in a folder, and not a class."""
+    """Return whether a name after `hf:` means trained weights, on the hub or in a folder, rather than a class."""
     return is_hub_id(name) or "/" in name or "\\" in name or name in (".", "..")
 
 
 def read_config(place: str) -> dict[str, Any]:
-    """The values of a config: of a JSON file, of a folder that has a config.json, or of a model on the hub."""
+    """Return the values of a config: of a JSON file, of the config.json in a folder, or of a model on the hub."""
     path = Path(place)
     if path.is_dir():
         path = path / CONFIG
@@ -50,7 +50,7 @@ def read_config(place: str) -> dict[str, Any]:
 
 
 def weights_type(values: dict[str, Any]) -> str:
-    """The type that `from_pretrained` loads weights in by default, which is that of the checkpoint.
+    """Return the type of weights that `from_pretrained` loads by default, which is that of the checkpoint.
 
     >>> weights_type({"torch_dtype": "bfloat16"}), weights_type({"text_config": {"dtype": "float16"}}), weights_type({})
     ('bfloat16', 'float16', 'float32')
@@ -84,7 +84,7 @@ def quantization_of(values: dict[str, Any], model: str) -> str | None:
 
 
 def cached_ids() -> list[str]:
-    """The models in the local cache whose config is there, for shell completion."""
+    """Return the models with a config in the local cache, for shell completion."""
     files = cache_folder().glob(f"models--*/snapshots/*/{CONFIG}")
     return sorted({file.parents[2].name.removeprefix("models--").replace("--", "/") for file in files})
 
@@ -99,7 +99,7 @@ def cache_folder() -> Path:
 
 
 def _config_of(name: str) -> Path:
-    """The config.json of a model, from the local cache or else downloaded."""
+    """Return the config.json of a model, from the local cache or else downloaded."""
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
@@ -114,7 +114,7 @@ def _config_of(name: str) -> Path:
     except errors.LocalEntryNotFoundError:
         pass
     try:
-        hub.get_hf_file_metadata(hub.hf_hub_url(**which), timeout=_SECONDS)  # once: a download would try for a minute
+        hub.get_hf_file_metadata(hub.hf_hub_url(**which), timeout=_SECONDS)  # a download would try for a minute
         return Path(hub.hf_hub_download(**which))
     except errors.GatedRepoError:
         page = f"{hub.constants.ENDPOINT}/{model}"
@@ -131,7 +131,7 @@ def _config_of(name: str) -> Path:
         raise InvalidValue(f"{model} has no revision {revision} on the hub") from None
     except errors.EntryNotFoundError:
         raise InvalidValue(f"{model} has no {CONFIG} on the hub: it is not a model of transformers") from None
-    except Exception as error:  # of the hub's library, of the one below it, or of the system
+    except Exception as error:  # from the hub's library, the one below it, or the system
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         command = f"hf download {model} {CONFIG}" + (f" --revision {revision}" if revision else "")
         raise InvalidValue(

@@ -1,6 +1,6 @@
-"""The models that a package has, found by reading its files, because importing it takes seconds.
+"""Finds the models of a package by reading its files, because importing it takes seconds.
 
-Shell completion and the suggestions for a misspelled name need the names at once.
+Shell completion and the suggestions for a misspelled name need the names fast.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ _TRANSFORMERS_AUTO = re.compile(r"^class (AutoModel\w*)", re.MULTILINE)
 
 @cache
 def model_names(source: str) -> tuple[str, ...]:
-    """The names in `source` ("torchvision", "timm" or "hf"); none if the package is not installed."""
+    """Return the names in `source` ("torchvision", "timm" or "hf"); none if the package is not installed."""
     if source == "hf":
         text = _text(_folder("transformers"), "models/auto/modeling_auto.py")
         return tuple(sorted({*_TRANSFORMERS.findall(text), *_TRANSFORMERS_AUTO.findall(text)}))
@@ -32,9 +32,9 @@ def model_names(source: str) -> tuple[str, ...]:
 
 
 def check_model_name(source: str, name: str) -> None:
-    """Refuse a name that is in none of a package's files, before the package and PyTorch are imported.
+    """Refuse a name that is in none of a package's files, without importing the package or PyTorch.
 
-    Whether a name that is there is a model's is for the package to say, and so is everything once it is imported:
+    The package itself must check that a known name is a model's. Once it is imported, it checks every name, since
     models may have been registered with it.
     """
     package = _PACKAGES.get(source, "")
@@ -47,7 +47,7 @@ def check_model_name(source: str, name: str) -> None:
 
 
 def _files(source: str, folder: Path) -> Iterator[Path]:
-    """The files that may name a model, the likely ones first."""
+    """Yield the files that may name a model, likely ones first."""
     if source == "hf":
         yield folder / "models/auto/modeling_auto.py"
         yield from folder.glob("models/*/modeling_*.py")

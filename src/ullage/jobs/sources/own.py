@@ -17,7 +17,7 @@ from ullage.jobs.tasks import OwnTask, Task
 
 
 def build_own(configuration: Model) -> nn.Module:
-    """The model that the factory returns; its settings and the number of classes become its arguments."""
+    """Return the factory's model; settings and the number of classes become the factory's arguments."""
     place, _, name = configuration.name.rpartition(":")
     module = _module(place)
     if not hasattr(module, name):
@@ -84,7 +84,7 @@ def _module_of_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None  # a name that ends in .py always has one
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent.resolve()))  # as running the file does
+    sys.path.insert(0, str(file.parent.resolve()))  # as if the file was run
     try:
         spec.loader.exec_module(module)
     finally:
@@ -98,7 +98,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def own_task(configuration: Model, model: nn.Module) -> Task:
-    """Inputs of the given shape or length; a transformers model knows what it takes."""
+    """Return a task with inputs of the given shape or length, or the task of a transformers model."""
     if configuration.input_shape is not None:
         return OwnTask(list(configuration.input_shape), None, None)
     if is_transformers_model(model):
@@ -118,7 +118,7 @@ def own_task(configuration: Model, model: nn.Module) -> Task:
 
 
 def build_perceptron(configuration: Model) -> nn.Module:
-    """`mlp:NAME`: linear layers of the given widths, with batch norm and dropout if the configuration has them."""
+    """Build `mlp:NAME`: linear layers of the given widths, with batch norm and dropout if configured."""
     settings = configuration.settings
     widths = settings["widths"]
     layers: list[nn.Module] = []
@@ -135,6 +135,6 @@ def build_perceptron(configuration: Model) -> nn.Module:
 
 
 def perceptron_task(configuration: Model, model: nn.Module) -> Task:
-    """Classification of vectors."""
+    """Return a task that classifies vectors."""
     widths = configuration.settings["widths"] or [1]
     return Task([widths[0]], widths[-1])

@@ -1,7 +1,7 @@
-"""Models of transformers: `hf:ORG/NAME` by its config on the hub, `hf:FOLDER` by that of a folder, or `hf:CLASS`.
+"""Models of transformers: `hf:ORG/NAME` with its config on the hub, `hf:FOLDER` with that in a folder, or `hf:CLASS`.
 
-What it is trained on comes from its config: text, images or speech, and the labels. `main_input_name` says what the
-model takes, and its class name what it is for.
+Inputs (text, images or speech) and labels follow from the config. `main_input_name` names the kind of input, and the
+class name shows the model's purpose.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
 
 def build_transformers(configuration: Model) -> nn.Module:
-    """The model, untrained, with the chosen attention and without a key-value cache."""
+    """Build the untrained model, with the chosen attention and without a key-value cache."""
     make_torchvision_importable()
     try:
         import transformers
@@ -55,20 +55,20 @@ def build_transformers(configuration: Model) -> nn.Module:
     ):
         model.config.decoder_start_token_id = getattr(model.config, "pad_token_id", None) or 0
     if getattr(model.config, "pad_token_id", None) is None and name.endswith("ForSequenceClassification"):
-        model.config.pad_token_id = 0  # needed for batches of more than one
+        model.config.pad_token_id = 0  # needed for batches with more than one sample
     built: nn.Module = model
     return built
 
 
 def _quantized(configuration: Model, make: Any, config: Any, options: dict[str, Any]) -> Any:
-    """The model with quantized weights on the GPU, by the code of transformers that loads a checkpoint."""
+    """Return the model with quantized weights on the GPU, from the code of transformers that loads checkpoints."""
     import transformers
 
     needed = ["bitsandbytes", "accelerate"] + ["peft"] * (configuration.lora is not None)
     missing = [package for package in needed if importlib.util.find_spec(package) is None]
     if missing:
         raise MissingPackage(missing[0], "quantized weights (--quantize)", *missing[1:])
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it looks for CUDA's libraries, which are not needed
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it warns about missing CUDA libraries
     transformers.utils.logging.disable_progress_bar()
     config.quantization_config = None
     with torch.device("meta"):
@@ -85,7 +85,7 @@ def _quantized(configuration: Model, make: Any, config: Any, options: dict[str, 
 
 
 def _values_and_class_name(configuration: Model) -> tuple[dict[str, Any], str]:
-    """The values of the config, and the class to build."""
+    """Return the values of the config, and the class to build."""
     place, name = configuration.config, configuration.short_name
     if is_checkpoint(name):
         place, name = name, ""
@@ -114,7 +114,7 @@ def _config(configuration: Model, made_by: Any, values: dict[str, Any]) -> Any:
 
     settings = dict(configuration.settings)
     measured, values_measured, _ = (settings.pop(name, None) for name in ("conf", "hf_config", "vocab"))
-    if measured is not None:  # a measured run: the class and its arguments
+    if measured is not None:  # a measured run names the class and its arguments
         if not hasattr(transformers, f"{measured}Config"):
             raise UnknownName("transformers class", f"{measured}Config", dir(transformers))
         return getattr(transformers, f"{measured}Config")(**values_measured or {})
@@ -135,7 +135,7 @@ def _config(configuration: Model, made_by: Any, values: dict[str, Any]) -> Any:
 
 
 def _choose_type(configuration: Model, config: Any) -> None:
-    """Saved weights are loaded in the type of the run. A class is made in 32 bits and cast, like any other model."""
+    """Set the type of weights. Saved ones load in the type of the run; a class is built in 32 bits and cast."""
     saved, types = config.dtype and str(config.dtype).removeprefix("torch."), configuration.types
     of_checkpoint = is_checkpoint(configuration.short_name)
     if of_checkpoint and types.weights == (saved or "float32"):
@@ -159,11 +159,11 @@ def _config_class(made_by: Any, model_type: str | None) -> Any:
 
 
 def _check_settings(configuration: Model, config_class: Any, settings: dict[str, Any]) -> None:
-    """Refuse unknown keys, which transformers would accept and ignore."""
+    """Refuse unknown keys, which transformers would ignore."""
     try:
         example = config_class()
     except Exception:
-        return  # a config that needs arguments: nothing to compare with
+        return  # the config needs arguments: nothing to compare with
     known = {name for name in dir(example) if not name.startswith("_")} | set(example.attribute_map)
     for key in settings:
         if key.partition(".")[0] not in known:
@@ -172,7 +172,7 @@ def _check_settings(configuration: Model, config_class: Any, settings: dict[str,
 
 
 def _merged(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings over the values; `text_config.hidden_size` reaches into a nested config."""
+    """Return the values, overridden by the settings; `text_config.hidden_size` sets a value in a nested config."""
     merged: dict[str, Any] = json.loads(json.dumps(values))
     for key, value in settings.items():
         target, *path = merged, *key.split(".")
@@ -185,7 +185,7 @@ def _merged(values: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longer_positions(config_class: Any, values: dict[str, Any], length: int) -> dict[str, int]:
-    """More positions, for a sequence that is longer than the model allows."""
+    """Return settings with more positions, if the sequence is longer than the model allows."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
         limit = values.get(key, getattr(config_class, key, None))
         if limit is None:
@@ -200,11 +200,11 @@ def _longer_positions(config_class: Any, values: dict[str, Any], length: int) ->
 
 
 def _implementation(attention: str) -> str:
-    """`flash`, `efficient` and so on are kernels of scaled_dot_product_attention, chosen by the training loop."""
+    """Return the implementation; the training loop chooses the kernel of "sdpa", such as `flash` or `efficient`."""
     return "eager" if attention == "eager" else "sdpa"
 
 
-LONGEST_DEFAULT = 1024  # tokens; many models allow far more than people train with
+LONGEST_DEFAULT = 1024  # tokens; many models allow far more than is usual in training
 DEFAULT_LENGTH = 512  # tokens, if a model has no limit
 DEFAULT_SAMPLES = 16_000 * 10  # ten seconds of speech
 SPEECH_LABELS = 64  # tokens of a transcript
@@ -235,11 +235,11 @@ class TransformersTask(Task):
         self._has_loss = True
 
     def batch(self, size: int) -> tuple[Any, Any]:
-        """Keyword arguments of the model: the inputs, and the labels."""
+        """Return the keyword arguments of the model: inputs and labels."""
         self._check_options()
         makers = {"pixel_values": self._images, "input_values": self._audio, "input_features": self._spectrogram}
         inputs = {self._main: makers.get(self._main, self._ids)(size)}
-        if "return_loss" in self._takes and {"pixel_values", "input_ids"} <= set(self._takes):  # as CLIP
+        if "return_loss" in self._takes and {"pixel_values", "input_ids"} <= set(self._takes):  # such as CLIP
             inputs |= {"pixel_values": self._images(size), "input_ids": self._ids(size)}
             return inputs, {"return_loss": True}
         targets = self._labels(size, inputs[self._main])
@@ -247,7 +247,7 @@ class TransformersTask(Task):
         return inputs, targets
 
     def forward(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
-        """The model's own loss; the rest of its output is not kept."""
+        """Return the model's own loss; drop the rest of its output."""
         out = model(**inputs, **targets)
         if self._has_loss and getattr(out, "loss", None) is not None:
             return out.loss
@@ -259,7 +259,7 @@ class TransformersTask(Task):
         return loss
 
     def predict(self, model: nn.Module, inputs: Any, targets: Any) -> Any:
-        """The forward pass without labels; a decoder gets its tokens."""
+        """Run the forward pass without labels; a decoder gets its tokens."""
         if "CausalLM" in self._class or "LMHead" in self._class or "ConditionalGeneration" in self._class:
             assume("inference: one forward pass; generation and its cache of keys and values are not counted")
         if getattr(self._config, "is_encoder_decoder", False) and "decoder_input_ids" in self._takes:
@@ -309,7 +309,7 @@ class TransformersTask(Task):
 
     def _audio(self, size: int) -> torch.Tensor:
         bins = getattr(self._config, "num_mel_bins", None)
-        if bins and hasattr(self._config, "max_length"):  # a spectrogram of a fixed length, as AST
+        if bins and hasattr(self._config, "max_length"):  # a spectrogram of a fixed length, such as for AST
             return torch.randn(size, int(self._wanted.sequence_length or self._config.max_length), int(bins))
         samples = self._wanted.sequence_length or DEFAULT_SAMPLES
         if self._wanted.sequence_length is None:
@@ -318,7 +318,7 @@ class TransformersTask(Task):
 
     def _spectrogram(self, size: int) -> torch.Tensor:
         bins: Any = getattr(self._config, "num_mel_bins", None) or getattr(self._config, "feature_size", 80)
-        frames = 2 * getattr(self._config, "max_source_positions", 1500)  # two frames a position
+        frames = 2 * getattr(self._config, "max_source_positions", 1500)  # two frames per position
         return torch.randn(size, int(bins), int(frames))
 
     # Labels

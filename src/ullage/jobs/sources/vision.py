@@ -1,4 +1,4 @@
-"""Models of torchvision and timm, with the input size and the task that each was made for."""
+"""Models of torchvision and timm, with the input size and the task of each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ullage.jobs.sources.names import model_names
 from ullage.jobs.tasks import Detection, Segmentation, Task, assume
 from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
-# Kind of torchvision model: the input and the number of classes that its weights were trained with.
+# Kind of torchvision model: the input shape and the number of classes of its trained weights.
 _KINDS: dict[str, tuple[list[int], int]] = {
     "classification": ([3, 224, 224], 1000),
     "segmentation": ([3, 520, 520], 21),
@@ -44,7 +44,7 @@ def build_torchvision(configuration: Model) -> nn.Module:
 
 
 def torchvision_kind(name: str) -> str:
-    """Classification, segmentation, detection or video; an unknown name raises with the nearest ones."""
+    """Return classification, segmentation, detection or video; raise with the nearest names if unknown."""
     from torchvision import models
 
     if name not in models.list_models():
@@ -98,7 +98,7 @@ def build_timm(configuration: Model) -> nn.Module:
 
 
 def _fit_to_images(model: Any, shape: Sequence[int] | None) -> None:
-    """Vision transformers are made for one image size; most of those in timm can be given another."""
+    """Set the image size of a vision transformer with a fixed one, if the model supports it, as most of timm do."""
     embedding: Any = getattr(model, "patch_embed", None)
     made_for = getattr(embedding, "img_size", None)
     if shape is None or made_for is None or not getattr(embedding, "strict_img_size", False):
@@ -108,7 +108,7 @@ def _fit_to_images(model: Any, shape: Sequence[int] | None) -> None:
 
 
 def timm_task(configuration: Model, model: nn.Module) -> Task:
-    """Classification of images of the size that the model's weights were trained with."""
+    """Return a task that classifies images of the size with which the model's weights were trained."""
     settings: Any = getattr(model, "pretrained_cfg", None) or {}
     shape = list(settings.get("input_size") or _KINDS["classification"][0])
     return Task(_shape(configuration, shape), configuration.num_classes or 1000)
@@ -127,7 +127,7 @@ def _shape(configuration: Model, default: list[int]) -> list[int]:
 
 
 def _called(configuration: Model, make: Any, *args: Any, **options: Any) -> Any:
-    """Call a function of the package; arguments that it refuses came from `--set`."""
+    """Call a function of the package; report refused arguments as values of `--set`."""
     try:
         return make(*args, **options)
     except (TypeError, ValueError, AssertionError) as error:

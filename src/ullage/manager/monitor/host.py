@@ -112,8 +112,8 @@ def _limits(name: str, cgroups: Path) -> list[str]:
 
 
 class HostWatch:
-    """Reads the use of process trees; CPU is the use between two readings. A reading walks all processes once. It
-    misses the use of a process between the last reading and its end."""
+    """Reads process trees in one walk; CPU is the use between two readings. It misses the last use before a process
+    ends."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -316,8 +316,8 @@ class NvmlSource:
         return [known.device for known in devices.values()]
 
     def read(self, device_id: str) -> GPUReading:
-        """Return a reading. Values that NVML refuses are `None`; values that are not due are repeated with their ages.
-        Raise `DeviceLost` for a lost GPU."""
+        """Return a reading: refused values are `None`, values not due are repeated with their ages. May raise
+        `DeviceLost`."""
         with self._lock, self._watching_for_loss(device_id):
             return self._find(device_id).read()
 

@@ -29,8 +29,7 @@ class Device:
 
 @dataclass(frozen=True)
 class GPUReading:
-    """One reading of one GPU. Shares are from 0 to 1, memory is in bytes, `time` is the wall clock's. `None` is
-    unknown.
+    """One reading of a GPU. Shares are from 0 to 1, memory is in bytes, `time` is wall-clock time. `None` is unknown.
 
     `gract` to `tensor` and the PCIe traffic are means since the last reading. `ages` has the seconds since repeated
     values were read. `utilization` is NVML's share of time with any kernel.
@@ -87,11 +86,13 @@ class Source(Protocol):
         """Release the resources of the source."""
 
 
-# How often each group of values is read, since NVML's calls take processor time in the driver. Seconds between two
-# readings; 0 is each time. `benchmarks/speed/monitor_overhead.py` prints the time of each call on a machine and tries
-# other rates (--rates activity=2,energy=5). A value that is not due is repeated with its age (`GPUReading.ages`).
-# Activity and PCIe are means since the previous reading, so they cover all of the time at any rate. On an H200 (driver
-# 580) the two slow calls are those for energy, 3.6 ms of processor time, and GPM, 1.8 ms; power takes a microsecond.
+# How often each group of values is read, since NVML's calls take processor time in the driver.
+#
+# Seconds between two readings; 0 is each time. `benchmarks/speed/monitor_overhead.py` prints the time of each call on a
+# machine and tries other rates (--rates activity=2,energy=5). A value that is not due is repeated with its age
+# (`GPUReading.ages`). Activity and PCIe are means since the previous reading, so they cover all of the time at any
+# rate. On an H200 (driver 580) the two slow calls are those for energy, 3.6 ms of processor time, and GPM, 1.8 ms;
+# power takes a microsecond.
 RATES: Mapping[str, float] = {
     # Used by placement.
     "memory": 0.0,

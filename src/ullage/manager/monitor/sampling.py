@@ -72,9 +72,8 @@ class Monitor:
             monitor.window(gpu).mean("smact"), monitor.processes(gpu), monitor.host(pid)
 
     No error of a source stops the monitor: it counts failures (`failures`, `last_error`), keeps its interval after late
-    readings, and calls a GPU that does not answer `lost` until it is listed and read again. Values of a lost GPU are
-    unknown. Ages use a monotonic clock. Every `host_interval` seconds, the monitor reads CPU and RAM of the processes
-    on the GPUs and of those passed to `follow`.
+    readings, and calls a GPU that does not answer `lost` until it is listed and read again. Its values are then
+    unknown. Every `host_interval` seconds, it reads CPU and RAM of processes on GPUs and those in `follow`.
     """
 
     def __init__(
