@@ -1,5 +1,5 @@
 """Data sets, measurements, trainings and rankings: the research tools of Ullage.
 
-Models and calls are drawn, measured on a GPU and cleaned; estimators of the literature are trained on the rows
-and judged. `ullage lab` is its command line, and `ullage` uses its estimators where it is installed.
+It draws models and calls, measures them on a GPU, cleans the rows, trains estimators of the literature on them, and
+judges these. `ullage lab` is its command line, and `ullage` uses its estimators if it is installed.
 """

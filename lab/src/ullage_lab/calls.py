@@ -1,7 +1,7 @@
 """Operator calls as plain values, and the tensors that a real GPU needs for them.
 
-A call is what `ullage.virtual.watching.step_calls` writes down. Numbers are random, because the power that a GPU takes
-depends on them. Indices lie inside what they point into.
+`ullage.virtual.watching.step_calls` records calls. Numbers are random, because the power of a GPU depends on them.
+Indices are within bounds.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ import torch
 from ullage.virtual.call.plan import span_of_elements
 
 _IDENTITY = ("operator", "args", "kwargs", "same")
-_POSITIVE = ("var", "std")  # in the names of arguments that have no negative numbers
+_POSITIVE = ("var", "std")  # in the names of arguments without negative numbers
 
 
 def identity(call: dict[str, Any]) -> str:
-    """A short name of a call, the same wherever it was seen.
+    """Return a short id of a call, which depends only on its content.
 
     >>> identity({"operator": "aten.exp.default", "args": [], "kwargs": {}, "pass": "forward"})
     'ecebb7f09739'
@@ -30,7 +30,7 @@ def identity(call: dict[str, Any]) -> str:
 
 
 def packed(call: dict[str, Any]) -> dict[str, Any]:
-    """A call with each distinct tensor written once, for files: optimizers take hundreds of tensors, mostly alike."""
+    """Return a call with each distinct tensor once, for files: optimizers take hundreds of tensors, mostly alike."""
     table: dict[str, int] = {}
 
     def pack(value: Any) -> Any:
@@ -47,7 +47,7 @@ def packed(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(call: dict[str, Any]) -> dict[str, Any]:
-    """The call that `packed` was given."""
+    """Return the call that was given to `packed`."""
     table = call["tensors"]
 
     def unpack(value: Any) -> Any:
@@ -73,7 +73,7 @@ def tensors_of(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def bytes_of(value: Any) -> int:
-    """How many bytes the tensors of a value reach over.
+    """Return the bytes that the tensors of a value span.
 
     >>> bytes_of([{"shape": [2, 3], "dtype": "float16"}, 1])
     12
@@ -93,7 +93,7 @@ def operator_of(call: dict[str, Any]) -> Any:
 
 
 def prepared(call: dict[str, Any], device: str = "cuda") -> tuple[Any, list[Any], dict[str, Any]]:
-    """An operator with arguments such as the call had: tensors of the same shapes, strides and types."""
+    """Return an operator with arguments like those of the call: tensors of the same shapes, strides and types."""
     operator = operator_of(call)
     names = [argument.name for argument in operator._schema.arguments]
     args = [_made(value, name, _bound(call, name), device) for value, name in zip(call["args"], names, strict=False)]
@@ -165,7 +165,7 @@ def _bound(call: dict[str, Any], name: str) -> Any:
 
 
 def _where_largest(args: list[Any]) -> None:
-    """The places of the largest numbers, as the forward call gives them."""
+    """Set the indices of the largest numbers to those that the forward call returns."""
     pool = torch.ops.aten.max_pool3d_with_indices if len(args[2]) == 3 else torch.ops.aten.max_pool2d_with_indices
     args[7] = pool(args[1], *args[2:7])[1]
 

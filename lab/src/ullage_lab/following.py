@@ -1,4 +1,4 @@
-"""The step of a request, whatever the user gave: a model's name, a function or a script."""
+"""The step of any request: a model's name, a function or a script."""
 
 from ullage.errors import InvalidValue
 from ullage.hardware import GPU
@@ -10,7 +10,7 @@ from ullage.performance.step import StepCalls
 def step_of(request: JobRequest, gpu: str | GPU = "H200") -> StepCalls:
     """Follow a request on a virtual GPU and return the calls of a steady training step.
 
-    Not covered: steps that never repeat; the last one is returned then, and `steady` is false.
+    If steps never repeat, returns the last one, with `steady` false.
     """
     spec = find_gpu(gpu)
     if request.script is not None:

@@ -1,4 +1,4 @@
-"""Children that are forked, because importing PyTorch takes seconds.
+"""Forks children, because importing PyTorch takes seconds.
 
 `start_from_server` forks from a server process that has imported the modules that children need. `ForkedHere` forks
 this process, which must have one thread and must not have used CUDA; it can pause a child at chosen places.
@@ -70,7 +70,7 @@ class Pause(Protocol):
     def __call__(self, place: str, so_far: dict[str, Any] | None = None) -> str: ...
 
 
-_open: set[int] = set()  # this process's ends of the pipes to its children: a child must not keep those of its siblings
+_open: set[int] = set()  # our ends of the pipes to children: a child must not keep those of its siblings
 
 
 class ForkedHere:
@@ -153,7 +153,7 @@ def _forked_here(
         os.setsid()
         end_with(parent)
         with suppress(OSError):
-            kernel.die_with_parent(signal.SIGCONT)  # one that is held still would not see it
+            kernel.die_with_parent(signal.SIGCONT)  # a stopped child would not get another signal
         output = os.open(log if log is not None else os.devnull, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -174,4 +174,4 @@ def _forked_here(
         if stay:
             end_signal.readline()
     finally:
-        os._exit(0)  # nothing of the parent's is to be closed or written a second time
+        os._exit(0)  # the child must not close or flush anything of the parent's

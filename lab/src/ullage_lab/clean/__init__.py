@@ -1,4 +1,4 @@
-"""Measured files become one table: joined, checked, with the columns that estimators learn from.
+"""Joins and checks measured files, and makes one table with the columns that estimators learn from.
 
-The family of a model is decided here, and which families are kept for testing.
+This decides the family of a model, and which families are kept for testing.
 """

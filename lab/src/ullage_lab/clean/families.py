@@ -1,8 +1,8 @@
-"""Which family a training run's model belongs to, and which whole families are kept for testing.
+"""The families of models, and which of them are kept for testing.
 
-A family is what has the same layers in the same order up to their sizes: a model is known once one of its family was
-seen. So a fit is judged on families that it has seen nothing of. Which those are depends on the family's name alone
-(`is_for_testing`): it was laid down before anything was fitted, and more measurements never move a family.
+Models of a family have the same layers in the same order except for sizes, so whoever has seen one knows the others. So
+a fit is judged on families that it has not seen. Which those are depends only on the family's name (`is_for_testing`):
+this was fixed before anything was fitted, and more measurements never move a family.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from ullage.jobs.model import PREFIXES, current_name
 
 KINDS = ("cnn", "transformer", "mlp")
 TEST_SHARE = 0.25
-# Of the salts 0 to 9 the one whose test families are real and generated CNNs, MLPs and Transformers, the real ones over
-# images and over text; chosen by the list of names, before anything was measured or fitted.
+# The only salt from 0 to 9 whose test families include real and generated CNNs, MLPs and Transformers, the real ones
+# over images and text; chosen by the list of names, before anything was measured or fitted.
 _SALT = "families 9"
 _GENERATED = "ullage_lab.networks.generated:"
-# Family, kind, and how the names of its models begin, after the source ("tv:", "timm:", "hf:"). The first that fits.
+# Family, kind, and prefixes of model names after the source ("tv:", "timm:", "hf:"). The first match counts.
 _DRAWN_FIRST: tuple[tuple[str, str, str], ...] = (
     ("segmentation", "cnn", r"fcn_|deeplabv3|lraspp"),
     ("resnet3d", "cnn", r"r3d_|mc3_|r2plus1d|s3d"),
@@ -60,7 +60,7 @@ _DRAWN_FIRST: tuple[tuple[str, str, str], ...] = (
     ("gmlp", "mlp", r"gmlp"),
     ("resmlp", "mlp", r"resmlp"),
 )
-# Whole families that were drawn for a second and a third test: all of them are for testing, whatever the hash says.
+# Families drawn for a second and a third test: all of them are for testing, whatever the hash.
 _FRESH: tuple[tuple[str, str, str], ...] = (
     ("vovnet", "cnn", r"(ese_)?vovnet"),
     ("mixnet", "cnn", r"(tf_)?mixnet"),
@@ -114,7 +114,7 @@ _FRESH: tuple[tuple[str, str, str], ...] = (
     ("sines", "mlp", r"sines$"),
     ("highway", "mlp", r"highway$"),
 )
-# Transformers by their class: those that differ in names alone are one family.
+# Transformers by class: those that differ only in name are one family.
 _TEXT: tuple[tuple[str, str, str], ...] = (
     ("llama", "transformer", r"Llama|Mistral|Qwen|Olmo|Granite|SmolLM|StableLm|Starcoder"),
     ("phi", "transformer", r"Phi|Persimmon"),
@@ -142,7 +142,7 @@ class ModelFamily:
 
 
 def family_of(row: Mapping[str, Any]) -> ModelFamily:
-    """The family of a line of configurations or measurements.
+    """Return the family of a line of configurations or measurements.
 
     >>> family_of({"model": "torchvision:wide_resnet50_2"}), family_of({"model": "hf:Qwen3ForCausalLM"}).name
     (ModelFamily(name='resnet', kind='cnn'), 'llama')
@@ -164,7 +164,7 @@ def family_of(row: Mapping[str, Any]) -> ModelFamily:
 
 
 def is_for_testing(family: str) -> bool:
-    """Whether a family is left out of every fit, to test on: about a quarter of the names, by a hash of the name.
+    """Whether a family is left out of every fit, for testing: about a quarter of the names, by a hash of the name.
 
     So are all families that were drawn for later tests.
     """

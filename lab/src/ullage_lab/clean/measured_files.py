@@ -16,7 +16,7 @@ from ullage.jobs.model import ROW_KEYS, Model, read_rows
 from ullage.units import MIB, format_bytes
 from ullage_lab.clean.schema import COUNTED
 
-# Why a measured line does not come into a data set, and the account of all that were dropped.
+# The reasons to drop a measured line, and the report of all dropped lines.
 
 OUT_OF_MEMORY = "out of memory"
 FAILED = "failed"
@@ -34,10 +34,10 @@ REASONS = {
     IMPOSSIBLE: "figures that contradict each other, or less memory than weights and gradients take",
     NO_RUN: "the line is no configuration that Ullage can build",
 }
-NO_STATES = ("sgd",)  # optimizers that keep nothing from step to step
+NO_STATES = ("sgd",)  # optimizers without states
 SHARES = ("gract", "smact", "smocc", "drama", "tensor")
 COMPARED = ("step_s", "step_median", "host_s", "power_w", "energy_step_j")
-ROUNDING = 1.01  # counters of a GPU may be read a little over 1
+ROUNDING = 1.01  # readings of a GPU's counters may slightly exceed 1
 _FIELDS = tuple(ROW_KEYS.values())
 
 
@@ -51,7 +51,7 @@ class Dropped:
 
 @dataclass
 class CleaningReport:
-    """The fate of every measured line: `read` = `kept` + `joined` (to a run that was kept) + dropped ones."""
+    """The fate of all measured lines: `read` = `kept` + `joined` (to a kept run) + dropped ones."""
 
     files: list[str] = field(default_factory=list)
     read: int = 0
@@ -68,13 +68,13 @@ class CleaningReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many were dropped for each reason, the most frequent first."""
+        """Return the number of dropped lines by reason, most frequent first."""
         return dict(Counter(one.reason for one in self.dropped).most_common())
 
     def noise(self) -> dict[str, dict[str, float]]:
-        """How far two readings of the same run differ: times and power as a share, activity in points of a hundred.
+        """Return how far two readings of the same run differ: times and power as shares, activity in percentage points.
 
-        No model can be nearer to a reading than another reading is.
+        No model can be more exact than a second reading.
 
         >>> CleaningReport(repeated=[({"step_s": 0.10, "smact": 0.5}, {"step_s": 0.11, "smact": 0.52})]).noise()
         {'step_s': {'median': 0.1, 'p90': 0.1}, 'smact': {'median': 2.0, 'p90': 2.0}}
@@ -138,7 +138,7 @@ def _contradiction(line: Mapping[str, Any], card: int | None) -> str | None:
 
 
 def too_little(allocated: int, parameters: int, precision: str, inference: bool = False) -> bool:
-    """Whether tensors took less than the weights, and the gradients in training, must take.
+    """Whether tensors took less memory than the weights, and in training the gradients, need.
 
     >>> too_little(100, 10, "fp32"), too_little(70, 10, "fp32"), too_little(70, 10, "bf16")
     (False, True, False)
@@ -150,8 +150,8 @@ def too_little(allocated: int, parameters: int, precision: str, inference: bool 
 def process_memory(line: Mapping[str, Any]) -> int | None:
     """Return the memory that nvidia-smi would have shown at the peak.
 
-    NVML is read once, after the last step; by then the allocator may hold less than it did at its peak, so that what
-    lies beside its memory is taken from the end and what it reserved from the peak.
+    NVML is read once, after the last step, when the allocator may hold less than at its peak. So the memory outside the
+    allocator is that at the end, and its reserved memory is that at the peak.
 
     >>> process_memory({"nvml_end": 900, "end_reserved": 300, "peak_reserved": 400})
     1000
@@ -218,7 +218,7 @@ def canonical(row: dict[str, Any]) -> str:
 
 
 def read_measured(files: Sequence[Path], report: CleaningReport) -> list[MergedRun]:
-    """The runs of these files; lines that cannot be used are noted in the report."""
+    """Return the runs of these files; note unusable lines in the report."""
     groups: dict[tuple[str, str | None, str | None], list[MeasuredLine]] = {}
     for file in files:
         header: dict[str, Any] = {}
@@ -264,7 +264,7 @@ def _no_run(row: dict[str, Any]) -> str | None:
 
 
 def _joined(configuration: str, lines: list[MeasuredLine], report: CleaningReport) -> MergedRun | None:
-    """The run of lines with the same configuration; the first usable line of each kind counts."""
+    """Return the run of lines with the same configuration; the first usable line of each kind counts."""
     chosen: dict[str, MeasuredLine] = {}
     for line in lines:
         wrong = trouble(line.row, line.header.get("memory"))
@@ -282,7 +282,7 @@ def _joined(configuration: str, lines: list[MeasuredLine], report: CleaningRepor
 
 
 def _rename(runs: list[MergedRun], report: CleaningReport) -> None:
-    """Give runs of different sets that have the same id ids of their own."""
+    """Give runs of different sets with the same id new ids."""
     seen: set[tuple[str, Any, Any]] = set()
     for run in runs:
         number, name = 1, run.id
@@ -295,7 +295,7 @@ def _rename(runs: list[MergedRun], report: CleaningReport) -> None:
 
 
 def _lend_contexts(runs: list[MergedRun], report: CleaningReport) -> None:
-    """Runs that shared a process have no context of their own: they get the one that most of their like had."""
+    """Give runs that shared a process, which have no context of their own, the most frequent one of their kind."""
     contexts: dict[tuple[Any, ...], Counter[int]] = {}
     for run in runs:
         own = context(run.memory.row)
@@ -309,7 +309,7 @@ def _lend_contexts(runs: list[MergedRun], report: CleaningReport) -> None:
 
 
 def _kind(run: MergedRun) -> tuple[Any, ...]:
-    """Runs of one kind load the same libraries."""
+    """Return the kind of a run; runs of one kind load the same libraries."""
     row, header = run.memory.row, run.memory.header
     return header.get("gpu"), header.get("torch"), row.get("family"), row.get("precision")
 
@@ -356,7 +356,7 @@ _SETTING = re.compile(rf"(?:^|_)({'|'.join(_KEYS)}):(.*?)(?=_(?:{'|'.join(_KEYS)
 
 
 def read_authors(file: Path, report: CleaningReport) -> list[dict[str, Any]]:
-    """The rows of a table; those that cannot be used are noted in the report."""
+    """Return the rows of a table; note unusable ones in the report."""
     lines = _lines(file)
     report.files.append(str(file))
     rows: dict[str, dict[str, Any]] = {}
@@ -396,7 +396,7 @@ def _lines(file: Path) -> list[dict[str, str]]:
 
 
 def settings_of(name: str) -> dict[str, str]:
-    """The settings in a run's name; "dropout" comes twice there: the rate, then whether it is used.
+    """Return the settings in a run's name. It has "dropout" twice: the rate, then whether it is used.
 
     >>> settings_of("input:4_act:leaky_relu_dropout:0.3_dropout:True")
     {'input': '4', 'act': 'leaky_relu', 'dropout': '0.3', 'with_dropout': 'True'}

@@ -26,8 +26,8 @@ from ullage_lab.clean.measured_files import (
 
 # The features of many runs as columns of a data set, in several processes where there are many.
 
-FEW = 150  # so many runs take less time than starting processes
-AT_ONCE = 16  # runs that a process is handed at a time
+FEW = 150  # up to this many runs take less time than starting processes
+AT_ONCE = 16  # runs that a process gets at a time
 Watching = Callable[[Iterable[Any], int], Iterable[Any]]
 _POSITIVE = {
     "step_seconds": "step_s",
@@ -71,11 +71,11 @@ def _begin() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)  # a model is thousands of objects, looked at again and again
+    gc.set_threshold(50_000, 20, 20)  # the collector would scan the thousands of objects of a model again and again
 
 
 def feature_row(configuration: str) -> dict[str, Any] | str:
-    """The columns of one configuration, or why there are none."""
+    """Return the columns of one configuration, or the reason why there are none."""
     from ullage_lab.estimators.fast.rows import row_of
 
     try:
@@ -87,10 +87,10 @@ def feature_row(configuration: str) -> dict[str, Any] | str:
 def clean(
     files: Sequence[Path], processes: int | None = None, watching: Watching = lambda items, total: items
 ) -> tuple[Iterator[dict[str, Any]], CleaningReport]:
-    """The rows of a data set, and the report, which is complete when all rows were taken.
+    """Return the rows of a data set, and the report, which is complete after the last row.
 
-    `watching` is given the iterator over runs and their number, for a progress bar. Files that end in .csv are the
-    authors' tables, others measured JSONL.
+    `watching` gets the iterator over runs and their number, for a progress bar. Files that end in .csv are the authors'
+    tables, others measured JSONL.
 
     rows, report = clean([Path("cnn_measured.jsonl"), Path("cnn_busy.jsonl")])
     table = frame(rows)
@@ -110,7 +110,7 @@ def _rows(
     watching: Watching,
 ) -> Iterator[dict[str, Any]]:
     seen: set[str] = set()
-    for row in published:  # the same table given twice
+    for row in published:  # the user may give a table twice
         if row["id"] in seen:
             report.kept -= 1
             report.drop(row["id"], DUPLICATE, "in two tables", row["source"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars
 
 
-# What a data set holds: counts, classes of memory, shares of optimizers and precisions, for each family.
+# The summary of a data set: counts, classes of memory, shares of optimizers and precisions, for each family.
 
 CLASS_SIZES = {"classes_1gib": GIB, "classes_8gib": 8 * GIB}
 _SHARED = ("arch", "optimizer", "precision", "activation_function")
@@ -25,7 +25,7 @@ CHUNK = 500  # rows made into a frame at once: layers as Python objects are a hu
 
 
 def summarize(table: polars.DataFrame) -> dict[str, Any]:
-    """Of a table of `read_dataset`; a class of memory is the whole number of GiB below the process's memory."""
+    """Summarize a table of `read_dataset`. A class of memory is the process's memory rounded down to GiB."""
     names = _counted(table["family"].to_list())
     return {
         "rows": len(table),
@@ -36,7 +36,7 @@ def summarize(table: polars.DataFrame) -> dict[str, Any]:
 
 
 def _readings(table: polars.DataFrame) -> dict[str, Any]:
-    """Of runs that were read alone, by kind of model: how many, of how many families, and how figures spread."""
+    """Summarize runs that were read alone, by kind of model: number, families, and the spread of figures."""
     known = table.filter(table["kind"].is_not_null())
     summary = {}
     for kind in _counted(known["kind"].to_list()):
@@ -83,7 +83,7 @@ def _spread(values: polars.Series) -> dict[str, int] | None:
 
 
 def quartiles(times: Sequence[float]) -> tuple[float, float, float]:
-    """The quartiles of one or more times, each one of them: no mean of two.
+    """Return the quartiles of one or more times; each is one of the times, never a mean of two.
 
     >>> quartiles([0.3, 0.1, 0.2, 0.4, 0.5])
     (0.2, 0.3, 0.4)
@@ -97,7 +97,7 @@ def _counted(values: list[Any]) -> dict[str, int]:
     return dict(Counter("unknown" if value is None else value for value in values).most_common())
 
 
-# Reads data sets of `ullage lab data clean`; what is wrong with a file is one message.
+# Reads data sets of `ullage lab data clean`; a problem with a file is one message.
 
 
 def load_polars() -> Any:
@@ -110,7 +110,7 @@ def load_polars() -> Any:
 
 
 def read_parquet(file: Path, columns: Sequence[str] | None = None) -> polars.DataFrame:
-    """The table of a Parquet file, or some of its columns; a file that is none is refused with the reason."""
+    """Read a Parquet file, or some of its columns; refuse another file with the reason."""
     pl = load_polars()
     try:
         table: polars.DataFrame = pl.read_parquet(file, columns=columns)
@@ -196,7 +196,7 @@ COLUMNS = (
     Column("source", "text", "name of the file that the memory was read from"),
 )
 NAMES = tuple(column.name for column in COLUMNS)
-# Columns that data sets of earlier releases do not have; there they are null.
+# Columns that are null in data sets of earlier releases.
 LATER = (
     "model_family",
     "kind",
@@ -219,7 +219,7 @@ LAYER_FACTS = ("type", "activations", "parameters")
 
 
 def frame(rows: Iterable[dict[str, Any]]) -> polars.DataFrame:
-    """Rows as a table; a column that a row does not have is null. `layers` may be tuples or dictionaries."""
+    """Return rows as a table; missing columns of a row are null. `layers` may be tuples or dictionaries."""
     pl = load_polars()
     layer = {name: pl.String if name == "type" else pl.Int64 for name in LAYER_FACTS}
     kinds = {
@@ -254,7 +254,7 @@ def write_dataset(table: polars.DataFrame, file: Path) -> None:
 
 
 def read_dataset(file: Path) -> polars.DataFrame:
-    """The table of a Parquet file of `ullage lab data clean`; a file that is none is refused with the reason."""
+    """Read a Parquet file of `ullage lab data clean`; refuse another file with the reason."""
     table = read_parquet(file)
     missing = [name for name in NAMES if name not in table.columns]
     wrong = [name for name in missing if name not in LATER]

@@ -1,6 +1,6 @@
-"""`ullage lab`: parse, call, print. One module for each command.
+"""`ullage lab`: parses options, calls the library, prints results. Each command has a module.
 
-Nothing is computed here, and nothing that takes long is imported before a command runs.
+Nothing is computed here, and no slow import happens before a command runs.
 """
 
 from ullage.cli.options import command_group

@@ -1,4 +1,4 @@
-"""`ullage lab compare`: the answers of all estimators for one job side by side, and measured runs if there are any."""
+"""`ullage lab compare`: the estimates of all estimators for one job side by side, and measured runs, if any."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from ullage_lab.judge.truth import MeasuredRun
     from ullage_lab.judge.worker import Record
 
-# Those that run the job's training on the CPU, which takes minutes and the machine's memory.
+# Estimators that run the job's training on the CPU, which takes minutes and the machine's memory.
 TRAIN_ON_THE_CPU = ("xmem", "veritasest")
-_LEAST_ROOM = 30  # columns for the reason why there is no answer
+_LEAST_ROOM = 30  # columns for the reason of a missing estimate
 
 
 @with_options(SCRIPT_OPTIONS, MODEL_OPTIONS)
@@ -120,7 +120,7 @@ def compare(
 
 
 def _check(request: JobRequest) -> None:
-    """A mistake that no estimator could do anything about is said once, before all of them are asked."""
+    """Raise errors that would be the same for all estimators, once, before any of them runs."""
     from ullage.jobs.sources.names import model_names
 
     configuration = request.model
@@ -137,7 +137,7 @@ def _check(request: JobRequest) -> None:
 def _truth(
     request: JobRequest, row: dict[str, Any], card: GPU, file: Path | None, measure: bool
 ) -> list[tuple[str, MeasuredRun]]:
-    """Measured runs of this job: those in the file, and one on this machine's GPU."""
+    """Return measured runs of this job: those in the file, and one on this machine's GPU."""
     from ullage.hardware import local_gpus
 
     runs: list[tuple[str, MeasuredRun]] = []
@@ -204,7 +204,7 @@ def _print_head(source: str, card: GPU, runs: list[tuple[str, MeasuredRun]]) -> 
 
 
 class _Table:
-    """The answers, a line each: its columns have their widths before the first answer is there."""
+    """The estimates, one per line; the widths of columns are fixed before the first one."""
 
     def __init__(self, card: GPU, runs: list[tuple[str, MeasuredRun]], names: list[str]) -> None:
         self._card, self._runs = card, runs

@@ -1,4 +1,4 @@
-"""`ullage lab data`: make one data set of measured files, and show its contents."""
+"""`ullage lab data`: makes one data set from measured files, and shows its contents."""
 
 import json
 from pathlib import Path
@@ -102,7 +102,7 @@ def _clean_table(summary: dict[str, Any]) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """A table; a column whose name ends with > stands at the right."""
+    """Make a table; a column whose name ends with > is right-aligned."""
     table = Table(title=title)
     for name in columns:
         table.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left")
@@ -166,7 +166,7 @@ def _overview(summary: dict[str, Any]) -> Table:
 
 
 def _readings(kinds: dict[str, Any]) -> Table:
-    """Step time and activity of runs that were read alone, by kind of model."""
+    """Return a table of step times and activity of runs that were read alone, by kind of model."""
     title = "read alone: half of the runs lie below the middle figure, a tenth beyond each other one"
     table = _table(title, "", *(f"{kind}>" for kind in kinds))
     table.add_row("runs", *(str(part["rows"]) for part in kinds.values()))

@@ -109,7 +109,7 @@ def dataset(
         raise InvalidValue("--ranges is for generated models; leave it away for real ones")
     known = {} if family == FAMILY else known_ranges(family, ranges)
     file = out or Path(f"{family}.jsonl")
-    check_file(file)  # before the drawing, which takes a minute for thousands
+    check_file(file)  # first, since drawing thousands takes a minute
     limits = DrawingLimits(parse_bytes(max_memory), parse_duration(max_step), parse_duration(min_step))
     rows = [
         draw_real(number, seed, limits) if family == FAMILY else draw(family, number, seed, known, limits)

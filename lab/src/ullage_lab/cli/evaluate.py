@@ -111,9 +111,9 @@ def _learned(
         evaluate_gpumemnet(data, weights, retrain, as_json)
 
 
-# `ullage lab evaluate gpumemnet`: the paper's Table 2 again, on one's own data.
+# `ullage lab evaluate gpumemnet`: the paper's Table 2 on the user's data.
 
-# The project's data lie in its source, not in the package that is installed.
+# The project's data are in its source tree, not in the installed package.
 SHIPPED_DATA = Path(__file__).parents[4] / "benchmarks" / "data" / "generated_h200.parquet"
 _NETWORKS = ("mlp", "transformer")
 LEARNED_METHODS = ("gpumemnet", "gpuutilnet", "utilization")
@@ -148,7 +148,7 @@ def _data_files(method: str, given: list[Path]) -> list[Path]:
 
 
 def _lines(file: Path, weights: Path | None, retrain: bool, going: Following) -> Iterator[list[Table2Line]]:
-    """The lines of each family and network of a file, as they come."""
+    """Yield the lines of each family and network of a file, as they come."""
     from ullage_lab.train.protocol import examples_of, read_rows
 
     rows = read_rows(file)
@@ -220,7 +220,7 @@ def evaluate_gpuutilnet(data: list[Path], weights: Path | None, retrain: bool, a
 
 
 def evaluate_utilization(data: list[Path], weights: Path | None, resume: Path | None, as_json: bool) -> None:
-    """Judge the model of a job alone, and that of jobs together, on families that were left out of their fits."""
+    """Judge the model of a job alone, and the model of sharing, on families that were left out of their fits."""
     from ullage.performance.rates import SHIPPED, load
     from ullage_lab.train import sharing
     from ullage_lab.train.protocol import read_rows

@@ -16,7 +16,7 @@ from ullage.cli.progress import each, following
 from ullage.errors import InvalidValue, UllageError
 from ullage.units import parse_duration
 
-_DRAWN_RUNS = 60  # whose calls are timed
+_DRAWN_RUNS = 60  # drawn runs whose calls are timed
 
 measure = command_group("Measure on this machine's GPU: data sets, operator calls, steps, jobs that share the card.")
 Out = Annotated[Path, option("Append a line per measurement. Those already in the file are skipped.", "FILE")]

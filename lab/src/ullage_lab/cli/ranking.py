@@ -1,4 +1,4 @@
-"""`ullage lab evaluate --estimators`: asks all estimators, and shows the ranking as tables, JSON or a page."""
+"""`ullage lab evaluate --estimators`: runs all estimators, and shows the ranking as tables, JSON or a page."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def rank_estimators(plan: RankingPlan) -> None:
 
 
 def sample_counts(names: list[str], samples: list[str]) -> dict[str, int | None]:
-    """How many runs each estimator is asked about; `None` is all.
+    """Return the number of runs for each estimator; `None` means all.
 
     >>> sample_counts(["ullage", "xmem"], ["300", "xmem=40"])
     {'ullage': 300, 'xmem': 40}
     """
     counts: dict[str, int | None] = dict.fromkeys(names)
-    for text in sorted(samples, key=lambda text: "=" in text):  # the one for all first, whatever the order
+    for text in sorted(samples, key=lambda text: "=" in text):  # the count for all estimators comes first, in any order
         name, equals, number = text.rpartition("=")
         if not number.strip().isdigit() or not int(number):
             raise InvalidValue(
@@ -165,7 +165,7 @@ def print_ranking(truth: TruthSet, records: list[Record]) -> None:
 
 
 def _print_versions(console: Console, records: list[Record]) -> None:
-    """Answers kept in a file may be older than this code."""
+    """Warn about answers from a file that are older than this code."""
     from ullage_lab.judge.questions import code_version
 
     old = Counter(record.estimator for record in records if record.code != code_version())
@@ -194,7 +194,7 @@ def _print_families(console: Console, standings: list[Standing]) -> None:
 
 
 def _print_decided(console: Console, standings: list[Standing]) -> None:
-    """How the second round was decided, which is the same for all estimators but for their coverage."""
+    """Print how the second round was decided, which differs between estimators only by coverage."""
     words = {
         "replay": "by an exact replay of the recorded history",
         "reserved": "by comparing with the reserved memory",
@@ -221,7 +221,7 @@ def _print_reasons(console: Console, standings: list[Standing]) -> None:
 
 
 def _print_shared(console: Console, truth: TruthSet, records: list[Record], shared: set[str]) -> None:
-    """The ranking on the runs that all gave an estimate for, where that is not all runs."""
+    """Print the ranking on the runs for which all estimators have an estimate, unless these are all runs."""
     from ullage_lab.judge.standings import rank
 
     if not shared or len({record.estimator for record in records}) < 2 or len(shared) == len(truth.runs):

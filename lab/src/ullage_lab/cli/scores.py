@@ -30,7 +30,7 @@ def print_rows(
 
 
 def print_table7(lines: list[Table7Line], as_json: bool) -> None:
-    """The table, with the accuracy of always telling the most frequent class."""
+    """Print the table, with the accuracy of always predicting the most frequent class."""
     if as_json:
         print(json.dumps([asdict(line) for line in lines]))
         return
@@ -104,7 +104,7 @@ def print_sharing(lines: Sequence[SharingLine]) -> None:
 
 
 def print_noise_of_turns(noise: Mapping[str, float]) -> None:
-    """How exact the measured slowdowns are, of sets that were read in turns."""
+    """Print how exact the measured slowdowns are of sets that were read in turns."""
     for how, share in noise.items():
         print(f"{how}: drawn again from the turns they were read in, measured slowdowns move by {share:.1%}")
 
@@ -116,7 +116,7 @@ def _figure(value: float | None, unit: str = "%") -> str:
 
 
 def share_of_one(value: float | None) -> str:
-    """A share from 0 to 1, with three places.
+    """Return a share from 0 to 1, with three decimal places.
 
     >>> share_of_one(0.5), share_of_one(None)
     ('0.500', '-')

@@ -1,4 +1,4 @@
-"""`ullage lab train`: estimators trained on one's own measurements."""
+"""`ullage lab train`: trains estimators on the user's measurements."""
 
 from __future__ import annotations
 

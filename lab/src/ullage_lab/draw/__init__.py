@@ -1,4 +1,4 @@
 """Draw models, runs, operator calls and convolutions to measure.
 
-In comes a seed and a count; out come lines of JSON. The same seed gives the same lines, a larger count more of them.
+The input is a seed and a count, the output lines of JSON. The same seed gives the same lines, a larger count more.
 """

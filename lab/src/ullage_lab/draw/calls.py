@@ -1,4 +1,4 @@
-"""Which calls to measure: those of training runs that are followed on a virtual GPU, and a fair choice among them.
+"""Chooses calls to measure: a fair sample of the calls of training runs that are followed on a virtual GPU.
 
 The runs are drawn: models of torchvision, timm and transformers, and generated ones. The same seed draws the same runs,
 as far as the installed packages name the same models.
@@ -26,7 +26,7 @@ MOST_CALLS = 6000
 
 _GENERATED = 0.4  # of the runs
 _RARER = 0.08
-_SMALL = 0.25  # of the runs have a batch of these
+_SMALL = 0.25  # share of the runs with one of these batch sizes
 _SMALL_BATCHES = (1, 2, 4)
 _LARGEST_HIDDEN = 1536
 _LIBRARIES, _MORE = ("mm.", "convolution", "attention", "rnn"), 3  # their kernels follow no simple rule: measure more
@@ -59,7 +59,7 @@ def _is_large(row: dict[str, Any]) -> bool:
 
 
 def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict[str, Any]]:
-    """Each run with its step as the virtual GPU sees it (`step`), or with the reason why there is none (`failed`)."""
+    """Yield each run with its step on the virtual GPU (`step`), or with the reason why there is none (`failed`)."""
     for row in rows:
         try:
             step = step_of(JobRequest(Model.from_row(row)), gpu)
@@ -71,8 +71,8 @@ def followed(rows: Iterable[dict[str, Any]], gpu: str = "H200") -> Iterator[dict
 def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: int = 0) -> list[dict[str, Any]]:
     """Return N distinct calls, ordered so that every beginning is a fair sample.
 
-    Of the first `whole` steps all calls that run kernels are taken. The others are drawn evenly over operators, types
-    and sizes: of an operator with many calls more than of one with few, by the root of their number.
+    These are all calls of the first `whole` steps that run kernels. The others are drawn evenly over operators, types
+    and sizes, from each operator in proportion to the root of its number of calls.
     """
     chance = random.Random(f"calls {seed}")
     first: dict[str, dict[str, Any]] = {}
@@ -102,7 +102,7 @@ def chosen(steps: Sequence[dict[str, Any]], count: int, whole: int = 0, seed: in
 
 
 def _spread(calls: list[dict[str, Any]], chance: random.Random) -> list[dict[str, Any]]:
-    """An order in which every type and size comes soon: one of each class by turns."""
+    """Return calls in an order in which every type and size comes soon: one of each class by turns."""
     classes: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for call in calls:
         size = bytes_of([call["args"], call["outputs"]])
@@ -130,7 +130,7 @@ def calls_of_script(path: Path, args: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def listed_calls(path: Path) -> list[dict[str, Any]]:
-    """Those of a file, with one packed call a line, or of measured rows; `.gz` is read, too."""
+    """Read the calls of a file (also `.gz`) with one packed call per line, or with measured rows."""
     rows = (row.get("call", row) for row in read_rows(path))
     calls = [unpacked(row) for row in rows if "operator" in row and "tensors" in row]
     if not calls:

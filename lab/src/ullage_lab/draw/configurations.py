@@ -12,7 +12,7 @@ _SIDES = (64, 96, 112, 128, 160, 192, 224, 224, 224, 240, 256, 288, 320, 384)
 _OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "adamw_fused", "rmsprop", "adagrad", "adafactor")
 _PRECISIONS = ("fp32", "fp32", "amp_bf16", "amp_fp16", "bf16")
 _SEQUENCES = (32, 64, 128, 200, 256, 384, 512, 768, 1024, 1536, 2048)
-_PIXELS = 128 * 224 * 224  # a batch has at most so many
+_PIXELS = 128 * 224 * 224  # most pixels of a batch
 _TOKENS = 16_384
 _VOCABULARIES = (8_000, 30_522, 32_000, 50_257)
 
@@ -27,7 +27,7 @@ _LLAMA = _sizes(
 _BERT = _sizes("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _DISTIL = _sizes("dim", "n_layers", "n_heads", "hidden_dim", length="max_position_embeddings")
 _GPT2 = _sizes("n_embd", "n_layer", "n_head", length="n_positions")
-# Class, the name of its configuration, and how that names its sizes.
+# Class, the name of its configuration, and that one's names of sizes.
 _TRANSFORMERS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("LlamaForCausalLM", "Llama", _LLAMA),
     ("Qwen2ForCausalLM", "Qwen2", _LLAMA),
@@ -74,7 +74,7 @@ def draw(count: int, seed: int = 0, avoid: Collection[str] = ()) -> list[dict[st
 
 
 def names_of(source: str) -> list[str]:
-    """The names of all models of torchvision (`tv`) or timm."""
+    """Return the names of all models of torchvision (`tv`) or timm."""
     from ullage.virtual.torch_cuda.torchvision import make_torchvision_importable
 
     make_torchvision_importable()
@@ -157,12 +157,12 @@ def draw_transformer(chance: random.Random) -> dict[str, Any]:
         "attn": chance.choice(("sdpa", "sdpa", "eager")) if length <= 1024 else "sdpa",
     }
     if configuration in ("DebertaV2", "GPTJ", "CodeGen"):
-        row["attn"] = "eager"  # they have no other
+        row["attn"] = "eager"  # the only one they have
     return row
 
 
 def draw_t5(chance: random.Random) -> dict[str, Any]:
-    """An encoder and a decoder with relative positions, both over the whole length."""
+    """Draw an encoder and a decoder with relative positions, both over the whole length."""
     hidden, layers, heads = chance.choice(_SHAPES)
     length, vocabulary = chance.choice((32, 64, 128, 256, 512)), chance.choice(_VOCABULARIES)
     sizes = {

@@ -1,9 +1,9 @@
 """Convolutions to ask cuDNN about, without a GPU: drawn at random, or those of torchvision's and timm's models.
 
 A model is built and run at some resolutions on PyTorch's "meta" device, where tensors have shapes but no data; every
-convolution that it dispatches is a layer, and the batch size is put in afterwards. Their order is random, weighted by
-how common a layer, a batch size, a type and a layout are: any beginning of it is a fair sample. Models that cannot run
-on "meta" at a resolution are passed over.
+convolution that it dispatches is a layer, and the batch size is added afterwards. Their order is random, weighted by
+how common a layer, a batch size, a type and a layout are, so that any beginning is a fair sample. Models that cannot
+run on "meta" at a resolution are skipped.
 """
 
 import math
@@ -58,7 +58,7 @@ _MOST_BYTES = 1_200_000_000
 _MOST_OPERATIONS = 300e9
 # Families of timm with no convolution but the first one.
 _PLAIN = re.compile(r"^(vit_|deit|beit|eva|mixer|gmlp|gmixer|resmlp|cait|xcit|swin|flexivit|naflex|samvit|test_|aimv2)")
-_EVERY_PLAIN = 12  # of those, one in so many
+_EVERY_PLAIN = 12  # one in this many of those
 _VIDEO = ("r3d_18", "mc3_18", "r2plus1d_18", "s3d")
 _DENSE = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 Build = Callable[[], torch.nn.Module]
@@ -66,7 +66,7 @@ _LIKE_MODELS = 0.5  # of the random problems; the others have any whole numbers 
 
 
 def random_layer(chance: random.Random) -> ConvolutionLayer:
-    """A layer such as models have, of any channels; it may be too small to have an output."""
+    """Draw a layer like those of models, with any channels; it may be too small to have an output."""
 
     def channels() -> int:
         step = chance.choice((1, 2, 4, 8, 8, 16, 16, 32, 32, 64, 64))
@@ -169,7 +169,7 @@ def _drawn_layer(chance: random.Random) -> ConvolutionLayer:
 
 
 class ConvolutionRecorder(TorchDispatchMode):
-    """Notes the layers that a model's forward call dispatches."""
+    """Records the layers that a model's forward call dispatches."""
 
     def __init__(self, layers: set[ConvolutionLayer]) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def _layer(args: Sequence[Any]) -> ConvolutionLayer:
 
 
 def models() -> Iterator[tuple[str, Build, tuple[tuple[int, ...], ...]]]:
-    """Names, constructors and input shapes: torchvision's models, then timm's, families in turn."""
+    """Yield names, constructors and input shapes of torchvision's models, then of timm's, families in turn."""
     make_torchvision_importable()  # timm imports it too
     import timm
     import torchvision
@@ -231,7 +231,7 @@ def _by_family(names: Sequence[str]) -> list[str]:
 
 
 def collect(seconds: float, resolutions: int = 3) -> Counter[ConvolutionLayer]:
-    """Layers of the models that can be built, counted once per model and resolution, until the time is over."""
+    """Collect layers of models until the time is over, each counted once per model and resolution."""
     total: Counter[ConvolutionLayer] = Counter()
     chance, end = random.Random(1), time.monotonic() + seconds
     for done, (name, build, shapes) in enumerate(models(), 1):
@@ -255,7 +255,7 @@ def _on_meta(build: Build) -> torch.nn.Module | None:
     try:
         with torch.device("meta"):
             return build()
-    except Exception:  # some constructors read a value: these are built on the CPU
+    except Exception:  # some constructors read values, and are built on the CPU
         try:
             return build().to("meta")
         except Exception:
@@ -302,7 +302,7 @@ def problems_of_models(seconds: float, configurations: int) -> list[ConvolutionP
 
 
 def random_problems(count: int, seed: int) -> list[ConvolutionProblem]:
-    """Drawn problems, of layers such as models have and of any others."""
+    """Draw problems of layers like those of models and of any others."""
     chance, problems = random.Random(seed), dict[ConvolutionProblem, None]()
     arbitrary = arbitrary_configurations(count, seed)
     while len(problems) < count:

@@ -1,11 +1,11 @@
 """Draws training runs of generated networks: MLPs, CNNs and Transformers.
 
-Every row has a source of chance of its own, made of seed, family and number: the same seed gives the same set, and a
+Every row has its own random generator, seeded by seed, family and number: the same seed gives the same set, and a
 larger set begins with the smaller one. Features are drawn uniformly; a design that is not feasible (an image smaller
-than the filter, more memory or time than allowed) is drawn again. A share of the rows (`balanced`) is drawn for a
-class of memory, each class as often as the others: uniform features alone give mostly small runs.
+than the filter, more memory or time than allowed) is drawn again. A share of the rows (`balanced`) is drawn for classes
+of memory, each class equally often, since uniform features give mostly small runs.
 
-The forms of the networks are lists of sizes, and what a network costs is counted from them: PyTorch is not needed.
+The shapes of the networks are lists of sizes, from which their cost is counted without PyTorch.
 """
 
 import random
@@ -25,17 +25,17 @@ MLP_FORMS = ("pyramid", "uniform", "bottleneck", "gradual")
 CNN_FORMS = ("pyramid", "uniform", "bottleneck", "gradual", "hourglass", "residual", "dense")
 TRANSFORMER_FORMS = ("encoder", "decoder", "hybrid")
 MOST_PARAMETERS = {"mlp": 200_000_000, "cnn": 330_000_000, "transformer": 3_200_000_000}
-MOST_SECONDS = 0.12  # of a step
+MOST_SECONDS = 0.12  # longest step, in seconds
 CLASS = {"mlp": GIB, "cnn": 8 * GIB, "transformer": 8 * GIB}
 MOST_CLASSES = {"mlp": 4, "cnn": 5, "transformer": 5}
 _TRIES = 3000
-# Form, optimizer and precision are drawn anew only after so many tries: else rejecting large designs would leave few
-# runs in 32 bits; and a class may be out of reach for some of them.
+# Form, optimizer and precision are drawn again only after this many tries, since rejecting large designs would leave
+# few runs in 32 bits; and some of them may not reach a class.
 _KEEP = 200
 
 
 def mlp_widths(form: str, inputs: int, outputs: int, hidden: int) -> list[int]:
-    """The size of the input and of every hidden layer.
+    """Return the sizes of the input and of every hidden layer.
 
     "pyramid" halves from layer to layer, down to the size of the output; "uniform" keeps the size of the input;
     "bottleneck" halves up to the middle and doubles again; "gradual" goes to the output's size in equal steps.
@@ -54,7 +54,7 @@ def mlp_widths(form: str, inputs: int, outputs: int, hidden: int) -> list[int]:
 
 
 def cnn_filters(form: str, first: int, last: int, depth: int) -> list[int]:
-    """How many filters each convolution has; `first` and `last` are the ends of the range that the form spans.
+    """Return the number of filters of each convolution; `first` and `last` are the ends of the form's range.
 
     "pyramid" and "residual" multiply by a constant, residual ones by pairs; "gradual" adds one; "bottleneck" goes
     from the larger number to the smaller one in the middle and back, "hourglass" the other way round; "uniform" and
@@ -82,7 +82,7 @@ def cnn_filters(form: str, first: int, last: int, depth: int) -> list[int]:
 
 
 def image_sides(side: int, depth: int, down: list[int]) -> list[int]:
-    """The side of the image at every convolution, halved before those in `down`.
+    """Return the side of the image at every convolution, halved before those in `down`.
 
     >>> image_sides(32, 3, [1])
     [32, 16, 16]
@@ -103,7 +103,7 @@ def image_sides(side: int, depth: int, down: list[int]) -> list[int]:
 
 _STATES = {"adam": 2, "adamw": 2, "sgdm": 1, "rmsprop": 1, "adagrad": 1}  # numbers a parameter; others keep none
 _KEEPS_RESULT = ("relu", "tanh", "sigmoid")  # their derivative needs the output; identity keeps nothing
-# Arithmetic and memory traffic that an H200 does in a second, low on purpose: sizes are odd, networks small.
+# Arithmetic and memory traffic of an H200 per second, low on purpose, since sizes are odd and networks small.
 _FLOPS = {"fp32": 35e12, "fp32_convolution": 90e12, "half": 150e12}
 _BYTES_A_SECOND = 2.5e12
 # Means over estimates by the virtual GPU of 60 drawn runs, for the choice of classes only.
@@ -114,7 +114,7 @@ CONTEXT = 740 << 20
 
 @dataclass
 class Cost:
-    """For one sample: `numbers` kept at the precision of the arithmetic, `bytes` kept whatever it is, `flops`."""
+    """The cost of a sample: `numbers` kept at the precision of the arithmetic, `bytes` at any precision, `flops`."""
 
     parameters: int = 0
     numbers: int = 0
@@ -132,20 +132,20 @@ class Cost:
         states = _STATES.get(optimizer.partition("_")[0], 0)
         fixed = self.parameters * weight * (2 + states)
         if precision.startswith("amp"):
-            fixed += 2 * self.parameters  # the weights once more, cast
+            fixed += 2 * self.parameters  # the cast copy of the weights
         return fixed + batch * (self.numbers * (4 if precision == "fp32" else 2) + self.bytes)
 
     def process(self, batch: int, optimizer: str, precision: str) -> int:
-        """Bytes that the process will show: with cached memory and workspaces, and the context of an H200."""
+        """Return the memory of the process: with cached memory, workspaces, and the context of an H200."""
         return round(CACHED * self.memory(batch, optimizer, precision)) + WORKSPACES + CONTEXT
 
     def seconds(self, batch: int, precision: str, convolutions: bool) -> float:
-        """A guess of the time of a step on an H200."""
+        """Return a rough time of a step on an H200, in seconds."""
         kind = "half" if precision != "fp32" else "fp32_convolution" if convolutions else "fp32"
         return 3 * self.flops * batch / _FLOPS[kind] + 12 * self.numbers * batch / _BYTES_A_SECOND
 
     def activated(self, size: int, act: str, batch_norm: bool, dropout: float) -> None:
-        """Norm, activation function and dropout over an output of `size` numbers, up to the next layer's input."""
+        """Add norm, activation function and dropout over an output of `size` numbers, up to the next layer's input."""
         keeps_input = act not in (*_KEEPS_RESULT, "identity")
         self.parameters += act == "prelu"  # one for all channels
         if batch_norm:
@@ -160,7 +160,7 @@ class Cost:
 
 
 def mlp_cost(widths: list[int], classes: int, act: str, batch_norm: bool, dropout: float) -> Cost:
-    """Of the factory `mlp` with these settings."""
+    """Return the cost of a model of the factory `mlp`."""
     cost = Cost(numbers=widths[0])
     for inputs, outputs in zip(widths, [*widths[1:], classes], strict=True):
         cost.parameters += inputs * outputs + outputs
@@ -190,7 +190,7 @@ def cnn_cost(settings: dict[str, Any], side: int, classes: int) -> Cost:
         outputs, kernel = filters[place], kernels[place]
         if place in down and by != "stride":
             cost.numbers += width * at * at
-            cost.bytes += 8 * width * at * at if by == "max" else 0  # the places of the maxima
+            cost.bytes += 8 * width * at * at if by == "max" else 0  # the indices of the maxima
         if arch == "residual" and place + 1 < len(filters) + place % 2:
             size = convolve(width, outputs, kernel, at)
             first = place % 2 == 0
@@ -207,7 +207,7 @@ def cnn_cost(settings: dict[str, Any], side: int, classes: int) -> Cost:
             size = convolve(width, outputs, kernel, at)
             cost.activated(size, act, norm, dropout)
             width += outputs
-            cost.numbers += width * at * at  # input and output once more, side by side
+            cost.numbers += width * at * at  # concatenated input and output
         else:
             cost.activated(convolve(width, outputs, kernel, at), act, norm, dropout)
             width = outputs
@@ -217,7 +217,7 @@ def cnn_cost(settings: dict[str, Any], side: int, classes: int) -> Cost:
 
 
 def transformer_cost(settings: dict[str, Any], length: int, classes: int) -> Cost:
-    """Of the factory `transformer` with these settings."""
+    """Return the cost of a model of the factory `transformer`."""
     size, middle, layers = settings["size"], settings["middle"], settings["layers"]
     dropout, act = settings["dropout"], settings["act"]
     words, vocabulary = settings["head"] == "words", settings["vocabulary"]
@@ -229,12 +229,12 @@ def transformer_cost(settings: dict[str, Any], length: int, classes: int) -> Cos
     cost.parameters += 2 * size * (attentions + layers + (1 if settings["norm_first"] else 0))
     outputs = vocabulary if words else classes
     cost.parameters += size * outputs + (0 if words else outputs)
-    # A token: the stream and its norm, queries, keys, values, what was mixed (twice: heads apart and together).
+    # Per token: the stream and its norm, queries, keys, values, and the mixed values (with heads apart and joined).
     numbers = attentions * (2 * size + 3 * size + 2 * size) + layers * (2 * size + middle * (1 if act == "relu" else 2))
     bytes_ = (attentions + layers) * size if dropout else 0
     if settings["eager"]:
         scores = attentions * settings["heads"] * length
-        numbers += scores * (2 if dropout else 1) + 3 * attentions * size  # products want their sides in one piece
+        numbers += scores * (2 if dropout else 1) + 3 * attentions * size  # matrix products need contiguous operands
         bytes_ += scores if dropout else 0
     if settings["kind"] == "hybrid" and settings["fused"]:
         numbers += crossed * 3 * size  # all three are projected from both sides
@@ -247,7 +247,7 @@ def transformer_cost(settings: dict[str, Any], length: int, classes: int) -> Cos
     return cost
 
 
-# From where a family's features are drawn: the appendix of the GPUMemNet paper, overridden by a TOML file.
+# The ranges of a family's features: from the appendix of the GPUMemNet paper, overridden by a TOML file.
 #
 # [cnn]
 # side = [64, 128]                # from, to
@@ -330,7 +330,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def ranges(family: str, file: Path | None = None) -> dict[str, Any]:
-    """Return the ranges of a family, with those of the file's table of that name in their place."""
+    """Return the ranges of a family, overridden by the file's table of that name."""
     if family not in DEFAULTS:
         raise UnknownName("family", family, (*FAMILIES, "real"))
     known = dict(DEFAULTS[family])
@@ -411,7 +411,7 @@ def _weights(where: str, name: str, value: Any) -> dict[str, float]:
 class DrawingLimits:
     """Limits of a run: bytes of GPU memory and seconds per step, as `Cost` counts them.
 
-    A step is to take `least_seconds` too: small runs wait for the host, and say little of the GPU.
+    A step must take `least_seconds`, since small runs wait for the host and show little of the GPU.
     """
 
     memory: int = 40 * GIB
@@ -499,7 +499,7 @@ def _row(
 def _mlp(chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str, Any]) -> tuple[dict[str, Any], Cost]:
     act = chance.choice(known["act"])
     inputs, classes = _whole(chance, known, "inputs"), _whole(chance, known, "classes")
-    classes = max(known["classes"][0], min(classes, inputs // 4))  # as the authors: networks narrow towards the output
+    classes = max(known["classes"][0], min(classes, inputs // 4))  # as in the paper, networks narrow towards the output
     widths = mlp_widths(arch, inputs, classes, _whole(chance, known, "hidden"))
     norm, dropout = _happens(chance, known, "with_batch_norm"), _rate(chance, known)
     settings = {"widths": widths, "act": act, "batch_norm": norm, "dropout": dropout}
@@ -538,7 +538,7 @@ def _cnn(chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str
 
 
 def _halvings(chance: random.Random, arch: str, side: int, kernels: list[int]) -> list[int]:
-    """Before which convolutions the image is halved: none to five, never below the size of a filter after it."""
+    """Choose up to five convolutions before which the image is halved, never below the size of a later filter."""
     step = 2 if arch == "residual" else 1
     places = list(range(step, len(kernels), step))
     chosen = sorted(chance.sample(places, min(len(places), chance.randint(0, 5))))
@@ -553,7 +553,7 @@ def _transformer(
     chance: random.Random, known: dict[str, Any], arch: str, ways: dict[str, Any]
 ) -> tuple[dict[str, Any], Cost]:
     heads = chance.choice(known["heads"])
-    step = 8 * heads  # whole heads of a size that tensor cores like
+    step = 8 * heads  # head sizes that suit tensor cores
     low, high = known["size"]
     size = step * chance.randint(max(1, -(-low // step)), max(1, high // step))
     words = arch == "decoder" and _happens(chance, known, "words")

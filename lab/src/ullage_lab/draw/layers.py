@@ -1,4 +1,4 @@
-"""Layers of convolutional networks, and the problems that PyTorch gives cuDNN for them."""
+"""Layers of convolutional networks, and the problems that PyTorch passes to cuDNN for them."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ConvolutionLayer(NamedTuple):
     groups: int
 
     def output(self) -> tuple[int, ...]:
-        """Channels and space of the output.
+        """Return channels and space of the output.
 
         >>> ConvolutionLayer((3, 224, 224), (64, 3, 7, 7), (2, 2), (3, 3), (1, 1), False, (0, 0), 1).output()
         (64, 112, 112)
@@ -45,7 +45,7 @@ class ConvolutionLayer(NamedTuple):
 
 
 class Configuration(NamedTuple):
-    """A layer as it is called: with a batch size, a type and a layout."""
+    """A layer with a batch size, a type and a layout."""
 
     layer: ConvolutionLayer
     batch: int
@@ -54,19 +54,19 @@ class Configuration(NamedTuple):
 
 
 def tensor_bytes(layer: ConvolutionLayer, batch: int, kind: str) -> int:
-    """Bytes of input, output and filter together."""
+    """Return the bytes of input, output and filter together."""
     count = batch * (math.prod(layer.input) + math.prod(layer.output())) + math.prod(layer.weight)
     return count * TYPES[kind].itemsize
 
 
 def operations(layer: ConvolutionLayer, batch: int) -> int:
-    """Multiplications and additions of the forward call."""
+    """Return the multiplications and additions of the forward call."""
     space = layer.input if layer.transposed else layer.output()
     return 2 * batch * math.prod(space) * math.prod(layer.weight[1:])
 
 
 def layout_strides(shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Strides of a contiguous or a channels-last tensor; below four dimensions both are contiguous.
+    """Return the strides of a contiguous or channels-last tensor; below four dimensions both are contiguous.
 
     >>> layout_strides((2, 3, 4, 5), "cl")
     (60, 1, 15, 3)

@@ -1,8 +1,8 @@
 """Draws training runs of real models: torchvision's, timm's and those of transformers, with random weights.
 
-Every row has a source of chance of its own, made of seed and number, as those of `generate` have. A family is drawn
-first, then a model of it, so that large families are no more frequent than small ones. What a run costs is counted by
-one forward pass on the meta device; batches that take more memory or time than allowed are not drawn.
+As in `generate`, every row has its own random generator, seeded by seed and number. First a family is drawn, then a
+model of it, so that large families are no more frequent than small ones. One forward pass on the meta device counts the
+cost of a run; batches that need more memory or time than allowed are not drawn.
 """
 
 import functools
@@ -17,7 +17,7 @@ from ullage_lab.draw.configurations import draw_t5, draw_transformer
 from ullage_lab.draw.generated import Cost, DrawingLimits
 
 FAMILY = "real"
-# Models of a family by name; sides of images that they take where they take several.
+# Models of a family by name; image sizes of those that accept several.
 _SIDES = (64, 96, 128, 160, 192, 224, 224, 224, 256, 288)
 _VISION: dict[str, tuple[str, ...]] = {
     "resnet": (
@@ -77,7 +77,7 @@ _VISION: dict[str, tuple[str, ...]] = {
 _ONE_SIZE = ("vit", "cait", "swin", "maxvit", "twins", "levit", "mixer", "gmlp", "resmlp", "xcit")
 _TEXT = ("llama", "phi", "gpt_neox", "gpt2", "gptj", "bloom", "bert", "albert", "deberta", "bart", "t5")
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_LARGE_BATCHES = (*_BATCHES, 384, 512, 768, 1024)  # where a step is to take some time
+_LARGE_BATCHES = (*_BATCHES, 384, 512, 768, 1024)  # for a minimum time of steps
 _OPTIMIZERS = {
     "adamw": 4.0,
     "adam": 2.0,
@@ -93,11 +93,11 @@ _OPTIMIZERS = {
 _PRECISIONS = {"fp32": 3.0, "tf32": 1.5, "amp_bf16": 3.0, "amp_fp16": 2.0, "bf16": 2.0}
 _CHECKPOINTED = ("vit", "swin", "convnext", "resnet", "mixer")
 _TRIES = 40
-_COUNTED = 2  # samples of the pass that counts
+_COUNTED = 2  # samples in the counting pass
 
 
 def draw_real(number: int, seed: int, limits: DrawingLimits | None = None) -> dict[str, Any]:
-    """The row of this number: a real model and how it is trained. Needs PyTorch and the models' packages.
+    """Return the row of this number: a real model and its training. Needs PyTorch and the models' packages.
 
     draw_real(0, seed=1)["model"]
     """
@@ -120,7 +120,7 @@ def draw_real(number: int, seed: int, limits: DrawingLimits | None = None) -> di
         if not fitting:
             continue
         long = [batch for batch in fitting if _seconds(cost, row, batch) >= limits.least_seconds]
-        # Small ones, which wait for the host, are as frequent as large ones. Of a model too small, the largest.
+        # Small batches, which wait for the host, are as frequent as large ones. Too small models get the largest.
         row["batch"] = chance.choice(long or fitting[-1:])
         return {
             "id": f"{FAMILY}-{seed}-{number:05d}",
@@ -155,7 +155,7 @@ def _count(row: str) -> Cost | None:
     try:
         with FlopCounterMode(display=False) as counter:
             figures = features(configuration)
-    except Exception:  # whatever a model has against its size, or a release against the model
+    except Exception:  # a model may refuse its size, or a release the model
         return None
     return Cost(
         parameters=figures.parameters,

@@ -1,4 +1,4 @@
-"""Estimators of the literature, and one of ours that needs no GPU model: a module or a folder each.
+"""Estimators of the literature, and one of ours without a GPU model, each in a module or a folder.
 
 `ullage estimate --estimator NAME` finds them by the entry points of this package.
 """

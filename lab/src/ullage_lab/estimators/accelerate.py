@@ -44,7 +44,7 @@ def sizes(model: nn.Module, dtype: str = "float32") -> Sizes:
 
 
 def _largest(model: nn.Module) -> int:
-    """The largest layer: one without layers inside, or one that the model says must stay whole."""
+    """Return the size of the largest layer: one without inner layers, or one that the model must not split."""
     whole = set(getattr(model, "_no_split_modules", None) or ())
     largest = 0
     for module in model.modules():
@@ -62,7 +62,7 @@ def _largest(model: nn.Module) -> int:
     supports=supports_names,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate of a model; option: dtype (float32, float16, bfloat16), by default that of the precision."""
+    """Estimate a model; option: dtype (float32, float16, bfloat16), by default that of the precision."""
     begin = time.perf_counter()
     assert request.model is not None
     types = request.model.types

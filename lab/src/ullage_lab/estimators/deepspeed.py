@@ -1,6 +1,6 @@
 """`deepspeed`: the figures of DeepSpeed's own estimator for the model states under ZeRO.
 
-Weights, gradients and optimizer states of 16-bit training with Adam, a GPU and a node; no activations. Stages 2 and 3
+Weights, gradients and optimizer states of 16-bit training with Adam, per GPU and node; no activations. Stages 2 and 3
 follow DeepSpeed's estimator, stages 0 and 1, for which it has none, the ZeRO paper (2 bytes of weights and 2 of
 gradients a parameter, 12 of optimizer states).
 """
@@ -21,7 +21,7 @@ from ullage.jobs.sources.build import build
 from ullage.units import format_bytes
 from ullage.virtual import VirtualGPU
 
-BUFFER = 1.5  # DeepSpeed's factor to be on the safe side in CPU memory
+BUFFER = 1.5  # DeepSpeed's safety factor for CPU memory
 DEFAULTS: dict[str, Any] = {
     "stage": 2,
     "gpus": 1,
@@ -57,7 +57,7 @@ def model_states(
     offload_params: bool = False,
     zero_init: bool = True,
 ) -> States:
-    """The model states of `params` parameters on `nodes` nodes of `gpus` GPUs each.
+    """Return the model states of `params` parameters on `nodes` nodes of `gpus` GPUs each.
 
     Stage 3 needs the parameters of the largest layer: that layer is gathered. `offload` puts the optimizer on the CPU,
     `offload_params` the weights too (stage 3); `zero_init` builds the model in parts (stage 3).
@@ -109,7 +109,7 @@ def _check(stage: int, gpus: int, nodes: int, offload: bool, offload_params: boo
 
 
 def count(model: nn.Module) -> tuple[int, int]:
-    """Parameters in all, shared ones once, and those of the largest layer."""
+    """Return the number of all parameters, shared ones once, and that of the largest layer."""
     whole = sum({id(parameter): parameter.numel() for parameter in model.parameters()}.values())
     own = (sum(parameter.numel() for parameter in module.parameters(recurse=False)) for module in model.modules())
     return whole, max(own)
@@ -123,7 +123,7 @@ def count(model: nn.Module) -> tuple[int, int]:
     supports=supports_names,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate of a model; options: stage, gpus (a node), nodes, offload, offload_params, zero_init."""
+    """Estimate a model; options: stage, gpus (per node), nodes, offload, offload_params, zero_init."""
     begin = time.perf_counter()
     assert request.model is not None
     options = read_options("deepspeed", request.options, DEFAULTS)

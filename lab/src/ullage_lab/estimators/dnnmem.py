@@ -3,8 +3,8 @@
 Weights, gradients of weights, optimizer states, inputs and outputs of operators, ephemeral tensors (workspaces),
 resident buffers (the CUDA context) and the allocator's rounding and segments. The forward pass goes over the graph in
 order, the backward pass against it: an operator's backward makes the gradients of what it read, then the gradient and
-the value of what it made are freed. The code was never published and the paper's full text was not at hand: this
-follows its published outline, and details are choices made here.
+the value of what it made are freed. The code was never published, and the paper's full text was not available: this
+follows its published outline, and the details are our choices.
 """
 
 import time
@@ -30,7 +30,7 @@ from ullage_lab.estimators.graph import ComputationGraph, GraphRecorder, Operato
 
 
 def record(configuration: Model, gpu: GPU) -> ComputationGraph:
-    """The graph of one forward pass with its loss."""
+    """Record the graph of one forward pass with its loss."""
     low = low_precision(configuration)
     cast = autocast_type(configuration)
     try:
@@ -52,8 +52,8 @@ def record(configuration: Model, gpu: GPU) -> ComputationGraph:
     return recorder.graph
 
 
-STEPS = 2  # the optimizer's states come with the first step; the peak is in the second
-# Values of the optimizer's state a parameter; an optimizer that is not here counts as Adam.
+STEPS = 2  # the first step creates the optimizer's states; the peak is in the second
+# Values of the optimizer's state per parameter; an unlisted optimizer counts as Adam.
 STATES = {"SGD": 0, "sgd": 0, "sgdm": 1, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2}
 
 
@@ -70,7 +70,7 @@ class TrainingWalk:
         self._needs_gradient = _reached(graph)
 
     def run(self, states: int, training: bool = True) -> None:
-        """Weights, then some steps; `states` is the number of the optimizer's values a parameter."""
+        """Allocate weights, then run some steps; `states` is the number of the optimizer's values per parameter."""
         graph = self.graph
         for number in sorted(graph.weights):
             self._take(number, "parameters")
@@ -145,7 +145,7 @@ class TrainingWalk:
 
 
 def _reached(graph: ComputationGraph) -> set[int]:
-    """Storages that a trained weight has a part in: those have gradients."""
+    """Return the storages that depend on a trained weight, which have gradients."""
     reached = set(graph.trained)
     for operator in graph.operators:
         if any(number in reached for number in operator.reads):
@@ -154,7 +154,7 @@ def _reached(graph: ComputationGraph) -> set[int]:
 
 
 def states_of(optimizer: str) -> int:
-    """How many values an optimizer keeps a parameter.
+    """Return the number of values that an optimizer keeps per parameter.
 
     >>> states_of("adamw_fused"), states_of("momentum")
     (2, 1)
@@ -173,7 +173,7 @@ def states_of(optimizer: str) -> int:
     supports=supports_names,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate over the graph; the figure is the process's memory, or reserved memory if the context is unknown."""
+    """Estimate over the graph: the process's memory, or reserved memory if the context is unknown."""
     begin = time.perf_counter()
     assert request.model is not None
     configuration = request.model

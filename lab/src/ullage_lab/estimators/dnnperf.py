@@ -5,9 +5,9 @@ ICSE-SEIP 2023: nodes are operators with hyper-parameters, sizes and FLOPs, edge
 attention-based node-edge encoder reads both. The authors published no weights; these were trained on runs that this
 project measured (`data/dnnperf.md`), by `ullage lab train dnnperf`.
 
-In every round an edge is encoded anew from itself and its two ends, then a node gathers what arrives over its incoming
-edges, weighed by attention. The answer is a sum over operators: the network says which share of an operator's output is
-alive at the peak and by how much its time differs from what arithmetic and bandwidth allow.
+In every round an edge is encoded again from itself and its two ends; then a node gathers its incoming edges, weighted
+by attention. The prediction is a sum over operators: the network predicts the share of an operator's output that is
+live at the peak, and the factor of its time on what arithmetic and bandwidth allow.
 """
 
 import functools
@@ -113,7 +113,7 @@ def kind_number(name: str) -> int:
 
 
 def graph_of(configuration: Model, gpu: str = "H200") -> StepGraph:
-    """The computation graph of the first training step of a configuration, found without a GPU."""
+    """Return the computation graph of the first training step of a configuration, without a GPU."""
     recorder = _StepRecorder()
     handles = [
         nn.modules.module.register_module_forward_pre_hook(recorder.begin),
@@ -151,7 +151,7 @@ class _StepRecorder(GraphRecorder):
         self.gradients = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
 
     def end(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """The step begins: gradients are there, activations are gone."""
+        """End the recording at the optimizer's step, when gradients exist and activations are freed."""
         self.recording, self._done = False, True
 
     def measure_state(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -163,9 +163,9 @@ class _StepRecorder(GraphRecorder):
 
 
 def step_graph(recorded: ComputationGraph) -> StepGraph:
-    """Operators and the tensors that they found there as nodes, tensors between them as edges.
+    """Return operators and existing tensors as nodes, and tensors between them as edges.
 
-    Operators that only give a view of their input are left out: they do no work and take no memory.
+    Operators that only return a view of their input are left out: they do no work and allocate no memory.
     """
     graph = StepGraph(parameters=sum(recorded.sizes[weight] for weight in recorded.weights), live=recorded.live)
     producers: dict[int, int] = {}  # by the number of a storage, the place of the node that made it
@@ -201,7 +201,7 @@ def step_graph(recorded: ComputationGraph) -> StepGraph:
 
 @dataclass
 class GraphTensors:
-    """A graph as the network takes it, or several side by side."""
+    """A graph as input of the network, or several side by side."""
 
     kinds: torch.Tensor  # [nodes]
     nodes: torch.Tensor  # [nodes, NODE_FEATURES]
@@ -216,7 +216,7 @@ class GraphTensors:
 
 
 def tensors_of(graph: StepGraph) -> GraphTensors:
-    """The features of a graph: sizes on a logarithmic scale, flags as 0 and 1."""
+    """Return the features of a graph: sizes on a logarithmic scale, flags as 0 and 1."""
     raw = torch.tensor([astuple(node) for node in graph.nodes], dtype=torch.float64)
     kinds, rest = raw[:, 0].long(), raw[:, 1:]
     nodes = torch.log1p(rest) / 10
@@ -250,7 +250,7 @@ def tensors_of(graph: StepGraph) -> GraphTensors:
 
 
 def joined(graphs: list[GraphTensors]) -> GraphTensors:
-    """Several graphs side by side: the network reads them at once."""
+    """Join several graphs side by side, so that the network reads them at once."""
     starts = torch.tensor([0, *(len(graph.kinds) for graph in graphs)]).cumsum(0).tolist()
     names = ("kinds", "nodes", "edges", "whole", "sizes", "seconds", "fixed", "counts")
     return GraphTensors(
@@ -261,10 +261,10 @@ def joined(graphs: list[GraphTensors]) -> GraphTensors:
 
 
 def folded(graph: GraphTensors, rounds: int = ROUNDS) -> GraphTensors:
-    """The same graph with one node for all those that the network cannot tell apart, which changes no answer.
+    """Merge the nodes that the network cannot tell apart, which changes no prediction.
 
-    After `rounds` rounds of encoding a node knows only what is within as many edges before it. Nodes that agree in all
-    of that, as in the repeated layers of a transformer, get the same encoding; one is enough, with their number.
+    After `rounds` rounds of encoding, a node depends only on nodes within as many edges before it. Nodes that agree in
+    all of these, as in repeated layers of a transformer, get the same encoding; one with their number is enough.
     """
     described = torch.cat([graph.kinds.unsqueeze(1), graph.nodes, graph.sizes.unsqueeze(1)], dim=1)
     colours = _numbered([tuple(row) for row in described.tolist()])
@@ -318,7 +318,7 @@ class NodeEdgeEncoder(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """From graphs to the logarithms of reserved memory (bytes) and step time (seconds)."""
+    """Predicts the logarithms of reserved memory (bytes) and step time (seconds) from graphs."""
 
     def __init__(self, width: int = WIDTH, rounds: int = ROUNDS) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ class StepPrediction:
 
 
 def supports(request: JobRequest) -> str | None:
-    """Training runs of a named model."""
+    """Support training runs of a named model."""
     if request.model is None:
         return "it needs the computation graph of a training step: a model by name"
     return "it was trained on training steps; this is inference" if request.model.inference else None
@@ -371,7 +371,7 @@ def supports(request: JobRequest) -> str | None:
 
 @functools.cache
 def network(path: Path = WEIGHTS) -> tuple[GraphNetwork, dict[str, Any]]:
-    """The trained network and the facts of its training (data, versions, errors on held-out families)."""
+    """Return the trained network and the facts of its training (data, versions, errors on held-out families)."""
     from safetensors import safe_open
 
     made = GraphNetwork()
@@ -428,10 +428,10 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
 
 
 def _parts(graph: StepGraph, total: int) -> dict[str, int]:
-    """Weights, gradients and optimizer state are counted in the graph; the rest of the prediction is activations."""
+    """Split a prediction: weights, gradients and optimizer state are counted in the graph, the rest is activations."""
     counted = {"parameters": graph.parameters, "gradients": graph.gradients, "optimizer": graph.state}
     if sum(counted.values()) > total:
-        return {"activations": total}  # the network stays below the count: no split can be told
+        return {"activations": total}  # the prediction is below the count: no split is possible
     return counted | {"activations": total - sum(counted.values())}
 
 

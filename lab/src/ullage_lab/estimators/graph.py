@@ -1,4 +1,4 @@
-"""The computation graph of a model: its operators, and the storages that they read and make.
+"""The computation graph of a model: its operators, and the storages that they read and create.
 
 Recorded on a virtual GPU, so that autocast and the choice of kernels are those of a GPU. `dnnmem` walks over the graph
 of a forward pass, `dnnperf` reads the graph of a whole training step.
@@ -23,9 +23,9 @@ from ullage.allocator import CachingAllocator
 class Operator:
     """One operator call. Storages are numbers; sizes are bytes.
 
-    `makes` are storages that are seen for the first time, `results` those of all outputs. `ephemeral` is what the
-    call takes and gives back. `views` has, for each storage of `reads`, the bytes of the largest tensor on it that is
-    read and the bytes of one of its elements.
+    `makes` are new storages, `results` those of all outputs. `ephemeral` is the memory that the call allocates and
+    frees. `views` has, for each storage of `reads`, the bytes of the largest tensor read from it and of one of its
+    elements.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Operator:
 
     @property
     def works(self) -> bool:
-        """Whether it does more than give a view of its input."""
+        """Whether the operator does more than return a view of its input."""
         return bool(self.results) and (self.in_place or bool(self.new_results))
 
 
@@ -71,7 +71,7 @@ class ComputationGraph:
 class GraphRecorder(TorchDispatchMode):
     """Records operator calls while `recording` is set.
 
-    With an `allocator`, the bytes that a call takes and gives back are recorded too, and storages are kept alive.
+    With an `allocator`, it also records the bytes that a call allocates and frees, and keeps storages alive.
     """
 
     def __init__(self, allocator: CachingAllocator | None = None, recording: bool = True) -> None:
@@ -80,7 +80,7 @@ class GraphRecorder(TorchDispatchMode):
         self.recording = recording
         self._allocator = allocator
         self._numbers: dict[int, int] = {}
-        self._references: list[StorageWeakRef] = []  # an address that is referred to is not used again
+        self._references: list[StorageWeakRef] = []  # a referenced address is not reused
         self._storages: list[torch.UntypedStorage] = []
         self._alive: dict[int, int] = {}
         self._known: set[int] = set()  # storages that a working operator has read or made
@@ -140,7 +140,7 @@ class GraphRecorder(TorchDispatchMode):
         return out
 
     def _largest_by_storage(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """One tensor a storage, in the order of the arguments."""
+        """Return the largest tensor of each storage, in the order of the arguments."""
         largest: dict[int, torch.Tensor] = {}
         for tensor in tensors:
             number = self.number(tensor)
@@ -149,7 +149,7 @@ class GraphRecorder(TorchDispatchMode):
         return largest
 
     def _follow_lifetimes(self, operator: Operator) -> None:
-        """The sum of the storages alive after this call."""
+        """Update the sum of the storages that are live after this call."""
         self._places += 1 + sum(number not in self._known for number in operator.reads)
         self._known.update(operator.reads, operator.results)
         for number in operator.new_results:
@@ -175,7 +175,7 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _hyperparameters(func: Any, args: Any, kwargs: Any) -> dict[str, int]:
-    """The elements of a filter, the product of the strides and the groups, as far as the operator has them."""
+    """Return the elements of a filter, the product of the strides and the groups, as far as the operator has them."""
     named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     weight, stride, groups = named.get("weight"), named.get("stride"), named.get("groups", 0)
     has_filter = isinstance(weight, torch.Tensor) and weight.dim() > 2

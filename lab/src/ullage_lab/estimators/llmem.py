@@ -9,10 +9,10 @@ the language model's head with its loss. With n GPUs in data parallel (dp) or te
     tp = n      weights 2·P / n,  optimizer 12·P / n, gathered outputs (n-1)/n a layer in the backward pass
     dp · tp     both: a shard of 1/tp of everything, of which the optimizer is spread over dp
 
-Each tensor is rounded up to the 2 MiB pages of the driver. The terms were read from the authors' size_estimator.py, as
-the paper's text was not at hand. Different from there: all weights count (there only linear and embedding ones), and
-dp with tp together is reckoned as above. The authors measure the context and the chunks on the GPU;
-here the context is the catalogue's, and chunks are taken as full.
+Each tensor is rounded up to the 2 MiB pages of the driver. The terms come from the authors' size_estimator.py, since
+the paper's text was not available. Differences: all weights count (there only linear and embedding ones), and dp
+combined with tp is computed as above. The authors measure the context and the chunks on the GPU; here the context is
+the catalogue's, and chunks are assumed to be full.
 """
 
 import time
@@ -52,7 +52,7 @@ def pages(size: float) -> int:
 def parts_of(
     decoder: Decoder, batch: int, length: int, *, dp: int = 1, tp: int = 1, head_in_32_bits: bool = False
 ) -> dict[str, int]:
-    """Bytes on one of dp · tp GPUs without the context; `batch` is that of one GPU."""
+    """Return the bytes on one of dp · tp GPUs without the context; `batch` is that of one GPU."""
     if dp < 1 or tp < 1:
         raise InvalidValue(f"dp and tp must be at least 1, got {dp} and {tp}")
     return {
@@ -63,7 +63,7 @@ def parts_of(
 
 
 def _weight(size: int, dp: int, tp: int) -> int:
-    """A 16-bit weight: this GPU's shard, and the part fetched from the others; gradients reuse it."""
+    """Return the bytes of a 16-bit weight: this GPU's shard, and the part fetched from others; gradients reuse them."""
     shard = 2 * size / tp
     return pages(shard / dp) + (pages(shard * (dp - 1) / dp) if dp > 1 else 0)
 
@@ -118,7 +118,7 @@ def _supports(request: JobRequest) -> str | None:
     supports=_supports,
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate for one of the GPUs; options: dp, tp, head_in_32_bits."""
+    """Estimate one of the GPUs; options: dp, tp, head_in_32_bits."""
     begin = time.perf_counter()
     assert request.model is not None
     options = read_options("llmem", request.options, {"dp": 1, "tp": 1, "head_in_32_bits": False})

@@ -2,8 +2,8 @@
 
 After Shi and Elkhatib, "Accurate GPU Memory Prediction for Deep Learning Jobs through Dynamic Analysis",
 arXiv:2504.03887. Its steps (data analysis, data linking, sequence orchestration) are those that xMem was made of, so
-the figure for a convolutional network is the same; the paper claims and shows it for such networks only, and what it
-does not claim is refused here.
+the figure for a convolutional network is the same; the paper covers only such networks, and all others are refused
+here.
 """
 
 import torch
@@ -29,7 +29,7 @@ def supports(request: JobRequest) -> str | None:
     if reason is not None:
         return reason
     if request.model is None:
-        return None  # what a function trains is known only when it runs
+        return None  # the model of a function is known only when it runs
     return _why_not_convolutional(request.model)
 
 
@@ -40,14 +40,14 @@ def _why_not_convolutional(configuration: Model) -> str | None:
     try:
         convolutions, attention = _layers(configuration)
     except UllageError:
-        return None  # the run itself will say what is wrong with the model
+        return None  # the run itself will report the model's error
     if attention:
         return f"{covers}this model has attention ({attention})"
     return None if convolutions else covers + "this model has no convolution"
 
 
 def _layers(configuration: Model) -> tuple[bool, str | None]:
-    """Whether there are convolutions, and the name of the first kind of attention."""
+    """Return whether there are convolutions, and the name of the first kind of attention."""
     built = _built(configuration)
     kinds = [type(module) for module in built.modules()]
     convolutions = any(issubclass(kind, nn.Conv1d | nn.Conv2d | nn.Conv3d) for kind in kinds)

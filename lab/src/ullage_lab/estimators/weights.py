@@ -1,4 +1,4 @@
-"""Files of weights are written completely or not at all."""
+"""Writes files of weights completely or not at all."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Imports the packages of models that are there: once in the server, and not in every process forked from it."""
+"""Imports the installed packages of models once in the server, instead of in every process forked from it."""
 
 import contextlib
 import importlib

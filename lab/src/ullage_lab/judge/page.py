@@ -37,13 +37,13 @@ class Axis:
         return round(self.begin + share * (self.end - self.begin), 1)
 
     def ticks(self, base: float = 10) -> list[float]:
-        """Powers of `base` within the axis."""
+        """Return the powers of `base` within the axis."""
         first, last = math.ceil(math.log(self.low, base) - 1e-9), math.floor(math.log(self.high, base) + 1e-9)
         return [base**power for power in range(first, last + 1)]
 
 
 def percent(value: float) -> str:
-    """A share as a label.
+    """Return a share as a label.
 
     >>> percent(0.001), percent(1), percent(30)
     ('0.1 %', '100 %', '30×')
@@ -52,7 +52,7 @@ def percent(value: float) -> str:
 
 
 def errors_by_family(standings: Sequence[Standing], family: str) -> str:
-    """One family: a row an estimator, a dot at its median error and a line to the error that nine in ten stay below."""
+    """Plot one family: a row per estimator, with a dot at its median error and a line to the 90th percentile."""
     pairs = [(one.estimator, one.families[family]) for one in standings if family in one.families]
     pairs.sort(key=lambda pair: pair[1].median)
     height, left, width = 22, 132, 480
@@ -84,7 +84,7 @@ def _family_row(name: str, errors: Errors, axis: Axis, y: float, left: int) -> s
 
 
 def predicted_against_true(name: str, points: Sequence[tuple[int, int, str]], low: int, high: int) -> str:
-    """One estimator: a dot a run (predicted, true, name), both in bytes; on the line they agree."""
+    """Plot one estimator: a dot per run (predicted, true, name), both in bytes; on the line they agree."""
     size, left, bottom, top = 250, 46, 212, 12
     across, up = Axis(low, high, left, size - 8), Axis(low, high, bottom, top)
     ticks = across.ticks(4)
@@ -106,7 +106,7 @@ def predicted_against_true(name: str, points: Sequence[tuple[int, int, str]], lo
 
 
 def time_against_error(standings: Sequence[Standing]) -> str:
-    """A dot an estimator: its median time across, its median error up. Lower left is better."""
+    """Plot a dot per estimator: its median time across, its median error up. Lower left is better."""
     shown = [(one.estimator, one.seconds, one.process) for one in standings if one.seconds is not None and one.process]
     width, height, left, bottom, top = 1120, 440, 70, 392, 14
     across = _time_axis([seconds for _, seconds, _ in shown if seconds], left, width - 150)
@@ -146,7 +146,7 @@ def _free(taken: list[tuple[float, float]], x: float, y: float) -> float:
 
 
 def _time_axis(times: Sequence[float], begin: float, end: float) -> Axis:
-    """Whole decades around the times, one at least."""
+    """Return an axis of whole decades around the times, at least one."""
     powers = [math.log10(max(time, 1e-6)) for time in times] or [0.0]
     low = math.floor(min(powers))
     return Axis(10.0**low, 10.0 ** max(math.ceil(max(powers)), low + 1), begin, end)

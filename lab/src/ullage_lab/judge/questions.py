@@ -27,7 +27,7 @@ class Question:
 
     @property
     def key(self) -> str:
-        """The same for the same question: an answer in a file is only used for the run that it was given for."""
+        """Return the key of the question, so that an answer in a file is only used for its own run."""
         row = {key: self.run.row.get(key, self.run.row.get(name)) for name, key in ROW_KEYS.items()}
         text = json.dumps([self.estimator, self.run.id, self.gpu, row], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -36,7 +36,7 @@ class Question:
 def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> list[Question]:
     """Return all questions, run by run; `counts` gives the number of runs for each estimator (`None`: all).
 
-    A run that is in several campaigns is asked about once.
+    A run in several campaigns is estimated once.
     """
     by_key: dict[str, Question] = {}
     runs = {(truth.gpu, run.id): run for truth in sets for run in truth.runs}
@@ -55,9 +55,9 @@ def questions(sets: Sequence[TruthSet], counts: Mapping[str, int | None]) -> lis
 def answers(
     wanted: Sequence[Question], ask: Ask, *, limit: float, file: Path | None = None, workers: int = 1
 ) -> Generator[tuple[Question, Record], None, None]:
-    """The answer to every question; those in `file` are taken from there, new ones are appended to it at once.
+    """Yield the answer to every question, from `file` if it is there; append new ones to it at once.
 
-    With several workers so many processes estimate at once: quicker, but their times are then those of a busy machine.
+    Several workers estimate at once, which is faster, but their times are then those of a busy machine.
     """
     known = read_answers(file) if file is not None else {}
     yield from ((question, known[question.key]) for question in wanted if question.key in known)
@@ -69,7 +69,7 @@ def answers(
         answer = ask_apart(ask, question.estimator, question.run.id, question.run.row, question.gpu, limit, stop)
         record = replace(answer, code=code_version())
         if file is not None and not (stop.is_set() and record.failed):
-            with writing:  # here and not where it is yielded: a ranking that is stopped keeps what was under way
+            with writing:  # not where it is yielded, so that a stopped ranking keeps running answers
                 _append(file, {"key": question.key, **record.to_dict()})
         return record
 

@@ -1,7 +1,7 @@
 """The ranking of estimators by the measures of their own field, over measured runs.
 
-One measure is the two-round protocol by which xMem judges estimators (Shi et al. 2025), as published and mended.
-Round 1: did the estimator foresee whether the run fits on the card? Round 2: the run is repeated with the allocator
+One measure is the two-round protocol by which xMem judges estimators (Shi et al. 2025), as published and corrected.
+Round 1: did the estimator predict whether the run fits on the GPU? Round 2: the run is repeated with the allocator
 limited to the estimate. An estimation failure is a wrong answer in round 1 or running out of memory in round 2; what
 the card has beyond the estimate of a success is memory conserved.
 
@@ -142,7 +142,7 @@ def survives(history: History, cap: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Relative errors of a group of estimates; `bias` is the median with its sign, `under` the share too low."""
+    """Relative errors of a group of estimates; `bias` is the signed median, `under` the share that is too low."""
 
     count: int
     median: float
@@ -168,7 +168,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The protocol over a group: failures (PEF) and memory conserved (MCP, bytes a run and share of the card)."""
+    """The protocol over a group: failures (PEF) and memory conserved (MCP, bytes per run and share of the GPU)."""
 
     count: int
     failure: float
@@ -188,10 +188,10 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one estimator did on one set of runs.
+    """The results of one estimator on one set of runs.
 
-    `own` are errors against the figure that it stands for, `process` against what nvidia-smi shows. Runs that ran out
-    of memory are in neither. `unsupported` runs count as no estimate and not as errors; `failed` ones had one promised.
+    `own` are errors against the figure that it predicts, `process` against what nvidia-smi shows. Neither has runs that
+    ran out of memory. `unsupported` runs count as no estimate and not as errors; `failed` ones are supported.
     """
 
     estimator: str
@@ -215,7 +215,7 @@ class Standing:
 
 
 def error(record: Record, run: MeasuredRun, against: str) -> float | None:
-    """The relative error of an estimate, with its sign; `None` for runs that ran out of memory.
+    """Return the signed relative error of an estimate; `None` for runs that ran out of memory.
 
     >>> run = MeasuredRun(id="r", row={}, family="MLPs", reserved=100, process=200)
     >>> one = Record(estimator="x", run="r", gpu="H200", seconds=0, figure=110, kind="reserved")
@@ -230,9 +230,9 @@ def error(record: Record, run: MeasuredRun, against: str) -> float | None:
 
 
 def rank(truth: TruthSet, records: Iterable[Record]) -> list[Standing]:
-    """The standings of all estimators on a set, the best median error against the process's memory first.
+    """Return the standings of all estimators on a set, lowest median error against the process's memory first.
 
-    An estimator that gives an upper bound gets a second line for it.
+    An upper bound gets a second line.
     """
     runs = {run.id: run for run in truth.runs}
     by_name: dict[str, list[Record]] = {}
@@ -288,7 +288,7 @@ def _families(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, 
 
 
 def _reasons(records: list[Record], runs: dict[str, MeasuredRun]) -> dict[str, int]:
-    """Why there is no estimate, the most frequent first; a reason that names the model is the same for all models."""
+    """Return the reasons for missing estimates, most frequent first, merged over the names of models."""
     counts: Counter[str] = Counter()
     for record in records:
         reason = f"not supported: {record.unsupported}" if record.unsupported else record.failed
@@ -320,7 +320,7 @@ def _time(seconds: float | None) -> str:
 _CPU = "median processor time, which other work on the machine does not lengthen"
 _GIVEN = "share of them with an estimate; what is not supported counts here and not as an error"
 _MEDIAN = "median relative error against the memory of the process, what nvidia-smi shows"
-# The columns of the ranking: what each says, and its cell; an empty cell is not known.
+# The columns of the ranking: meaning and cell; an empty cell is unknown.
 COLUMNS: dict[str, tuple[str, Callable[[Standing], str]]] = {
     "estimator": ("", lambda one: one.estimator),
     "asked": ("runs that it was asked about", lambda one: str(one.asked)),
@@ -343,7 +343,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Standing], str]]] = {
 
 
 def shared_runs(records: Iterable[Record]) -> set[str]:
-    """The runs that every estimator gave an estimate for: on these all can be compared on equal terms."""
+    """Return the runs for which every estimator has an estimate, so that all can be compared fairly."""
     given: dict[str, set[str]] = {}
     for record in records:
         given.setdefault(record.estimator, set())

@@ -24,8 +24,8 @@ FAMILIES = {"hf": "transformers", "mlp": "MLPs"}
 class MeasuredRun:
     """One measured run; sizes are bytes, `None` if not measured.
 
-    `row` is the configuration (and whatever else its file says), `history` the file of its allocator's record. For a
-    run that ran out of memory (`oom`) the figures are those of the attempt and are compared with nothing.
+    `row` is the configuration (with all other values in its file), `history` the file of its allocator's history. If
+    the run ran out of memory (`oom`), its figures are those of the attempt, and not compared with estimates.
     """
 
     id: str
@@ -50,9 +50,9 @@ class MeasuredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class TruthSet:
-    """The runs of one campaign on one GPU, and how many were left out for which reason.
+    """The runs of one campaign on one GPU, and the number of omitted runs by reason.
 
-    `published` are estimates that came with the table: what the authors of an estimator, or its critics, got from it.
+    `published` are estimates in the table, by the authors of an estimator or its critics.
     """
 
     name: str
@@ -64,7 +64,7 @@ class TruthSet:
 
 
 def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
-    """The runs of a file: as `measured_rows` reads them, or one of the published A100 tables (CSV).
+    """Read the runs of a file: one for `measured_rows`, or one of the published A100 tables (CSV).
 
     A table with two campaigns gives two sets; their runs share ids, so that one estimate serves both.
     """
@@ -85,8 +85,8 @@ def read_truth(file: Path, gpu: str | None = None) -> list[TruthSet]:
 
 
 def measured_rows(file: Path) -> list[dict[str, Any]]:
-    """The runs of a file, as dictionaries: JSONL of `ullage measure` or `ullage lab measure dataset`, headers left out,
-    or a data set of `ullage lab data clean` (Parquet).
+    """Read the runs of a file, as dictionaries: JSONL of `ullage measure` or `ullage lab measure dataset`, without
+    headers, or a data set of `ullage lab data clean` (Parquet).
     """
     if file.suffix != ".parquet":
         return [row for row in read_rows(file) if "header" not in row]
@@ -159,7 +159,7 @@ _PUBLISHED = {
     "faketensor_mib": ("faketensor", "allocated"),
     "gpumemnet_mib": ("gpumemnet", "process"),
 }
-_CAPPED_MIB = 40_000.0  # stands where an estimate was cut off or missing
+_CAPPED_MIB = 40_000.0  # in place of an estimate that was cut off or missing
 
 _BERT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 _BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -271,7 +271,7 @@ def _timm(rows: list[dict[str, str]], gpu: str) -> TruthSet:
     return TruthSet(name="timm", gpu=gpu, runs=runs, published=published, left_out=dict(left_out), notes=notes)
 
 
-# Which measured run a configuration is, if any.
+# Finds the measured run of a configuration, if any.
 
 _DEFAULTS = {"num_classes": 1000, "attention": "sdpa", "optimizer": "adamw", "precision": "fp32"}
 _OF_THE_MODEL = ("name", "settings", "config")

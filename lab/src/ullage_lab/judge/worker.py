@@ -1,4 +1,4 @@
-"""One estimate in a process of its own: a crash, a hang or a greedy estimator is a recorded failure and no more.
+"""Runs each estimate in its own process, so that crashes, hangs and excessive memory are only recorded failures.
 
 The processes are forked from a server that has PyTorch and the packages of models loaded, so each starts clean and at
 once. The time of an estimate is taken inside: everything from the question to the answer (building the model, real
@@ -28,7 +28,7 @@ PRELOAD = (
     "ullage.jobs.training",
     "ullage_lab.judge.packages",
 )
-MEMORY_SHARE = 0.8  # of the machine's memory that one estimate may take
+MEMORY_SHARE = 0.8  # share of the machine's memory that one estimate may use
 LONGEST_REASON = 300
 
 
@@ -54,7 +54,7 @@ class Record:
     unsupported: str | None = None
     failed: str | None = None
     notes: tuple[str, ...] = ()
-    code: str | None = None  # which version of this package answered
+    code: str | None = None  # the version of this package that answered
 
     @property
     def given(self) -> bool:
@@ -73,7 +73,7 @@ def ask_apart(
     limit: float,
     stop: threading.Event | None = None,
 ) -> Record:
-    """The answer of an estimator, from a process that is ended after `limit` seconds, or when `stop` is set.
+    """Return the answer of an estimator, from a process that is killed after `limit` seconds, or when `stop` is set.
 
     `ask` is a function of a module, so that the process can import it.
     """
@@ -121,6 +121,6 @@ def figures(answer: Estimate) -> dict[str, Any]:
 
 
 def _cpu_time() -> float:
-    """Processor time of this process and of those that it started and that have ended."""
+    """Return the processor time of this process and of its ended children."""
     parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(part.ru_utime + part.ru_stime for part in parts)

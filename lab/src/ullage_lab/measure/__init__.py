@@ -1,5 +1,5 @@
-"""Run drawn lists on a real GPU: memory, utilisation, times of calls and steps, jobs that share the card.
+"""Measures drawn lists on a real GPU: memory, utilisation, times of calls and steps, jobs that share the GPU.
 
-In come lines of JSON, out come the same lines with what was measured. A process here forks hundreds of children and has
-to stay small.
+The input is lines of JSON, the output the same lines with measurements. A process here forks hundreds of children and
+must stay small.
 """

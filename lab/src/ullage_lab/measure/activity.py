@@ -1,4 +1,4 @@
-"""How busy a GPU was between two moments: the means of a stretch of work, from two looks at the GPU's own counters."""
+"""The mean activity of a GPU during some work, from two readings of the GPU's own counters."""
 
 import contextlib
 import time
@@ -32,8 +32,8 @@ def activity_between(
 ) -> Iterator[ActivityBetween]:
     """Measure one GPU over the enclosed time: mean GRACT, SMACT, SMOCC, DRAMA, tensor activity, PCIe and power.
 
-    `device_id` is the UUID of a GPU or MIG instance, or NVML's index. It costs two looks and nothing in between. All
-    work on the GPU counts, whoever did it; kernels run behind the CPU's back, so synchronize before the end:
+    `device_id` is the UUID of a GPU or MIG instance, or NVML's index. It reads the counters only twice. All work on the
+    GPU counts, by any process; kernels run asynchronously, so synchronize before the end:
 
         with activity_between(uuid) as activity:
             train()
@@ -117,7 +117,7 @@ class _Stretch:
 
     def _energy_mj(self) -> int | None:
         if self.instance is not None:
-            return None  # NVML would answer for the whole card
+            return None  # NVML would answer for the whole GPU
         try:
             return int(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle))
         except self.nvml.NVMLError:
@@ -160,7 +160,7 @@ def _uuids(nvml: Any) -> list[str]:
 
 
 def _mig_place(nvml: Any, handle: Any) -> tuple[Any, int | None]:
-    """Return a MIG instance's parent and number; nothing for a whole GPU."""
+    """Return a MIG instance's parent and number; `None` for a whole GPU."""
     try:
         is_instance = nvml.nvmlDeviceIsMigDeviceHandle(handle)
         if not getattr(is_instance, "value", is_instance):  # pynvml gives a c_uint, which is always true

@@ -1,7 +1,7 @@
 """Measures a file of configurations on this machine's GPU: memory with many runs at once, or utilisation one by one.
 
-Rows are appended as they come, so that a session that was killed goes on where it stopped. The file's first line says
-which GPU and which versions its rows come from; a line like it is added where those change.
+Rows are appended as they come, so that a killed session can be continued. The file's first line has the GPU and the
+versions of its rows; another such line follows when these change.
 """
 
 import importlib
@@ -19,14 +19,14 @@ from ullage.units import GIB, MIB
 from ullage_lab.measure.pool import ParallelRuns, RunKind
 
 Rows = Generator[dict[str, Any], None, None]
-SPARE = 2 * GIB  # of the card, left for the driver and whatever else is there
-BASE = 800 * MIB  # a process that has a context and has not trained yet
+SPARE = 2 * GIB  # of the GPU, left for the driver and others
+BASE = 800 * MIB  # a process with a context before training
 # What `generate.Cost` counts is not exact, and cached memory comes on top of it: most for convolutions in 16 bits,
 # whose workspaces are large. Runs that meet the end of the card all the same are tried again alone.
 SAFETY, SAFETY_CONVOLUTIONS = 1.35, 1.6
 MARGIN = GIB
 UNKNOWN_NEED = 30 * GIB
-TURNS = 5  # children that have made their first step when the first of them is read
+TURNS = 5  # children that have made their first step before the first of them is read
 _OF_PLANS = ("iterations", "seconds", "readings", "raw")
 
 
@@ -58,7 +58,7 @@ class MeasurementSettings:
 
 
 def measure_rows(rows: Sequence[dict[str, Any]], plan: MeasurementSettings) -> tuple[int, Rows]:
-    """How many of the rows are left to measure, and those rows as they are measured; each is in the file already.
+    """Return the number of rows left to measure, and an iterator of rows that are measured and already in the file.
 
     left, measured = measure_rows(rows, MeasurementSettings(out=Path("measured.jsonl")))
     for row in measured:
@@ -171,7 +171,7 @@ def prepare_runs(plan: MeasurementSettings) -> tuple[ParallelRuns, dict[str, Any
 
 def prepare_forking() -> dict[str, Any]:
     """Import PyTorch with one thread, as forking wants it, and return the facts about the GPU."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # set before PyTorch is imported
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import torch
 
@@ -196,7 +196,7 @@ def import_models(rows: Sequence[dict[str, Any]]) -> None:
         with suppress(ImportError):
             module = importlib.import_module(package) if source in names else None
             for name in names.get(source, ()):
-                getattr(module, name, None)  # a class of transformers is imported when it is asked for
+                getattr(module, name, None)  # this imports a class of transformers
 
 
 def look_at_gpu() -> dict[str, Any]:
@@ -228,12 +228,12 @@ def _host(order: dict[str, Any]) -> int:
 
 
 def _is_doubtful(answer: dict[str, Any]) -> bool:
-    """Whether others may have been the reason: no memory left, too slow, or cached memory that had to be given back."""
+    """Whether other runs may have caused the result: no memory left, too slow, or cached memory freed."""
     return "failed" in answer or "oom" in answer or bool(answer.get("retries"))
 
 
 def mend(out: Path, kind: str) -> set[str]:
-    """The ids that a file has measured in this way. A last line that was cut off by a kill is taken away first."""
+    """Return the ids that a file has measured in this way, after removing an incomplete last line."""
     return {str(row["id"]) for row in rows_so_far(out) if "id" in row and row.get("pass") == kind}
 
 

@@ -1,4 +1,4 @@
-"""Sets of jobs to measure together: read from a file or drawn, and which of them stay on the GPU at the same time."""
+"""Sets of jobs to measure together, read from a file or drawn, and their division into rounds."""
 
 import random
 from collections import Counter
@@ -11,15 +11,15 @@ from ullage.units import GIB, format_bytes
 from ullage_lab.measure.dataset import BASE, need
 
 Row = dict[str, Any]
-RESIDENTS = 40  # jobs that stay at a time; MPS serves 48
-SIZES = {2: 60, 3: 20, 5: 10, 7: 10}  # of a hundred sets
+RESIDENTS = 40  # resident jobs at a time; MPS allows 48
+SIZES = {2: 60, 3: 20, 5: 10, 7: 10}  # out of a hundred sets
 UNIFORM = (1, 2, 3, 5, 7)  # copies of one job
-POOL_JOBS, POOL_SETS = 30, 60  # sets are drawn among jobs that stay together
+POOL_JOBS, POOL_SETS = 30, 60  # sets are drawn among jobs that are resident together
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobSet:
-    """Jobs by their ids, which run at the same time; an id that is there twice is two copies of that job."""
+    """The ids of jobs that run at the same time; a repeated id means copies of that job."""
 
     id: str
     jobs: tuple[str, ...]
@@ -30,7 +30,7 @@ class JobSet:
 
     @property
     def processes(self) -> list[str]:
-        """A name for each copy.
+        """Return a name for each copy.
 
         >>> JobSet(id="three", jobs=("a", "b", "a")).processes
         ['a#0', 'b#0', 'a#1']
@@ -40,7 +40,7 @@ class JobSet:
 
 @dataclass
 class Round:
-    """Sets whose jobs all stay at the same time."""
+    """Sets whose jobs are all resident at the same time."""
 
     sets: list[JobSet] = field(default_factory=list)
     copies: Counter[str] = field(default_factory=Counter)
@@ -72,7 +72,7 @@ def room(row: Row) -> int:
 
 
 def sets_in(rows: Sequence[Row]) -> list[JobSet]:
-    """The sets that a file's lines name: `{"set": "pair-1", "jobs": ["resnet", "bert"]}`.
+    """Return the sets that a file's lines name: `{"set": "pair-1", "jobs": ["resnet", "bert"]}`.
 
     >>> sets_in([{"id": "a", "model": "mlp:x"}, {"set": "two", "jobs": ["a", "a"]}])
     [JobSet(id='two', jobs=('a', 'a'))]

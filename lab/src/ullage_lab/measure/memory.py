@@ -24,7 +24,7 @@ from ullage.jobs.training import low_precision
 from ullage.measuring.single_run import ProcessMemory
 from ullage.units import parse_bytes
 
-# Makes new networks start from cheap weights: how much memory training takes does not depend on them.
+# Makes new networks start from cheap weights, on which the memory of training does not depend.
 #
 # Drawing a billion normal numbers on one core takes ten seconds, to send them to the GPU one more; a run there takes
 # less. Small weights are filled by repeating a short block of random numbers, as small as the usual starting weights.
@@ -34,7 +34,7 @@ from ullage.units import parse_bytes
 
 _BLOCK = 1 << 16
 _LARGE = 1 << 20  # bytes
-_LEFT = "left_for_the_gpu"  # an attribute of parameters that have no values yet
+_LEFT = "left_for_the_gpu"  # attribute of parameters without values yet
 _RANDOM = (
     "uniform_",
     "normal_",
@@ -44,7 +44,7 @@ _RANDOM = (
     "xavier_uniform_",
     "xavier_normal_",
 )
-LEAST_STEPS = 2  # of the optimizer: its states come in the first, and a pass with them is the next
+LEAST_STEPS = 2  # of the optimizer: the first creates its states, the next runs with them
 # A GradScaler skips steps while its factor is too large, which it halves each time; it begins with 2 to the 16.
 MOST_SKIPPED = 12
 _TRIED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
@@ -84,14 +84,14 @@ def _block() -> torch.Tensor:
 def on_gpu(model: nn.Module, low: torch.dtype | None = None, *, drawn: bool = False, device: str = "cuda") -> nn.Module:
     """Bring a network that was made in `cheap_start` to the GPU, its floating-point numbers cast to `low`.
 
-    Large weights are zero there, which loads no kernel that training does not; or `drawn` at random, where it matters
-    what is multiplied.
+    Large weights are zero there, which loads no kernel that training does not; or `drawn` at random, if the values
+    matter.
     """
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         dtype = low if low is not None and tensor.is_floating_point() else tensor.dtype
         if getattr(tensor, _LEFT, False):
-            delattr(tensor, _LEFT)  # a parameter that two modules share comes a second time, and stays
+            delattr(tensor, _LEFT)  # a parameter shared by two modules comes twice
             made = torch.empty_like(tensor, dtype=dtype, device=device)
             return made.uniform_(-_bound(tensor), _bound(tensor)) if drawn else made.zero_()
         return tensor.to(dtype).to(device)  # in this order: a cast on the GPU would take memory there
@@ -103,7 +103,7 @@ def on_gpu(model: nn.Module, low: torch.dtype | None = None, *, drawn: bool = Fa
 
 @contextmanager
 def cheap_start() -> Iterator[None]:
-    """For the time of the `with`, PyTorch's functions of random starting weights fill cheaply; `on_gpu` does the rest.
+    """Inside the `with`, PyTorch's functions for random initial weights fill cheaply; `on_gpu` does the rest.
 
     Not covered: weights that a model fills by its tensors' own methods (`weight.data.normal_()`); they are only slower.
     """
@@ -118,12 +118,12 @@ def cheap_start() -> Iterator[None]:
 
 
 class EnoughSteps(Exception):
-    """Ends the training loop."""
+    """Stops the training loop."""
 
 
 @dataclass
 class PreparedMemoryRun:
-    """A child that may begin: the model is on the CPU, the context is there."""
+    """A child that is ready to begin: its model is on the CPU, and it has a context."""
 
     configuration: Model
     made: Any
@@ -146,7 +146,7 @@ def prepare_memory(order: dict[str, Any], ask_nvml: bool = True) -> PreparedMemo
 
 
 def run_memory(prepared: PreparedMemoryRun, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Train a few steps; running out of memory is an answer too."""
+    """Train a few steps; running out of memory is also a result."""
     figures: dict[str, Any] = {"nvml_ctx": prepared.context}
     steps: list[None] = []
     times: list[float] = []
@@ -196,7 +196,7 @@ def out_of_memory(error: BaseException) -> dict[str, Any]:
 
 
 def describe_gpu() -> dict[str, Any]:
-    """The GPU and the versions, as the first line of a measured file has them. Makes a context."""
+    """Return the GPU and the versions for the first line of a measured file. Makes a context."""
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info()
     nvml = ProcessMemory(properties.uuid)
@@ -229,7 +229,7 @@ _OUTSIDE = ("nvml_end", "nvml_ctx")
 
 
 def bundle(orders: Sequence[Order], size: int, need: Callable[[Order], int]) -> list[Order]:
-    """Bundles of runs that need about as much; shuffled, so that a session that is stopped leaves no size out."""
+    """Return bundles of runs with similar needs, shuffled so that a stopped session leaves no size out."""
     alike = sorted(orders, key=need)
     parts = [alike[begin : begin + size] for begin in range(0, len(alike), size)]
     random.Random(0).shuffle(parts)
@@ -251,7 +251,7 @@ def prepare_bundle(order: Order) -> Order:
 
 
 def run_bundle(order: Order, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Measure one row after the other; the first that does not end well, and those after it, are left."""
+    """Measure one row after the other; skip the first that fails, and all after it."""
     answers: dict[str, Any] = {}
     for row in order["rows"]:
         if not emptied():
@@ -272,7 +272,7 @@ def run_bundle(order: Order, pause: Callable[[], None] = lambda: None) -> dict[s
 
 
 def emptied() -> bool:
-    """Give everything back, so that the allocator is as in a new process."""
+    """Free all memory, so that the allocator is as in a new process."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.synchronize()

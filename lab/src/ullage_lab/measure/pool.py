@@ -1,4 +1,4 @@
-"""Many runs on one GPU, each in a process forked from this one: as far as its memory allows together, or in turns.
+"""Runs many jobs on one GPU, each in a process forked from this one: at once as far as memory allows, or in turns.
 
 Importing PyTorch takes seconds, a run a fraction of one. This process imports, and never touches CUDA: a forked child
 then makes a context of its own as any fresh process does. A child prepares (model, context), says so, and waits for
@@ -33,7 +33,7 @@ LOOK_AHEAD = 64  # of the children that wait, one that fits goes before one that
 
 @dataclass(frozen=True, kw_only=True)
 class RunKind:
-    """The work of the runs, and their need.
+    """The work of the runs, and the resources that they need.
 
     `prepare(row)` makes whatever a run needs; `run(prepared, pause)` gives the answer, and calls `pause()` where it is
     to wait for a turn, if children take turns (`turns` is how many wait before the first goes on; 0: none do).
@@ -68,7 +68,7 @@ class _Run:
                     return answer
                 line = pause("answered", answer | ({"in_process": before} if before else {}))
                 if not line:
-                    os._exit(0)  # all is said
+                    os._exit(0)  # it has sent its answer
                 kind.renew()
                 order, before = json.loads(line), before + 1
 
@@ -130,10 +130,10 @@ class ParallelRuns:
         self._stopped: list[_Run] = []
 
     def work(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Answer]]:
-        """Every row with its answer, in the order in which they end."""
+        """Yield every row with its answer, in the order in which they end."""
         again: list[Row] = []
         gc.collect()
-        gc.freeze()  # children would copy every page on which the collector moves a mark
+        gc.freeze()  # children would copy every page that the collector marks
         try:
             for run, answer in self._all(deque(rows), self.at_once, self.kind):
                 if run.in_company and self.retry(answer):
@@ -161,7 +161,7 @@ class ParallelRuns:
             yield from self._ended()
 
     def _has_room(self, row: Row, instead_of: _Run | None = None) -> bool:
-        """Whether the machine's own memory is enough to prepare another one."""
+        """Whether the host's memory is enough to prepare another run."""
         others = [run for run in self._runs if run is not instead_of]
         if self.host_total is None or not others:
             return True
@@ -243,7 +243,7 @@ class ParallelRuns:
                 run.child.kill()
 
     def _told(self) -> Iterator[tuple[_Run, Answer]]:
-        """The answers of children that may go on."""
+        """Yield the answers of children that may continue."""
         for run in self._in("answered"):
             if not run.is_told and not run.child.has_answered and run.child.so_far is not None:
                 run.is_told, run.may_go_on = True, not self.retry(run.child.so_far)

@@ -40,7 +40,7 @@ _ENDLESS = 10**9
 _STEP = "ullage step"
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHING = ("cuda_runtime", "cuda_driver")
-_WHOLE = ("aten::where", "aten::_fused_rms_norm")  # of which the form on GPUs has kernels of its own
+_WHOLE = ("aten::where", "aten::_fused_rms_norm")  # operators with their own kernels on GPUs
 
 
 class _ProfiledSteps:
@@ -110,7 +110,7 @@ def profiled(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def condensed(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The last step of a trace, as arrays of numbers."""
+    """Return the last step of a trace, as arrays of numbers."""
     label = max(
         (event for event in events if event.get("name") == _STEP and event.get("cat") == "user_annotation"),
         key=lambda event: event["ts"],
@@ -169,7 +169,7 @@ def _nanoseconds(micro: float) -> int:
 
 
 def _calls(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Any]:
-    """The outermost operators that have kernels of their own, in order; and the place of a launch among them."""
+    """Return the outermost operators with their own kernels, in order, and a locator of a launch among them."""
     calls: list[dict[str, Any]] = []
     outer: dict[Any, dict[str, Any]] = {}  # by the number of an event: the one of `found` that it is inside of
     by_thread: dict[Any, list[dict[str, Any]]] = {}
@@ -218,7 +218,7 @@ def _is_around_itself(events: Sequence[dict[str, Any]], number: int) -> bool:
 
 
 def _has_kernels(name: str) -> bool:
-    """Whether an operator is none that PyTorch takes apart above autograd."""
+    """Whether an operator is one that PyTorch does not decompose above autograd."""
     if "::" not in name or name.startswith(("autograd::", "torch::autograd::")):
         return False
     return not _is_composite(name)

@@ -1,9 +1,9 @@
-"""Times many operator calls: several processes make them ready at once, then one after the other times its own.
+"""Times many operator calls: several processes prepare calls at once, then each times its own in turn.
 
-Most of what a call takes is not its timing: tensors are made, cuDNN plans, a graph is captured. In each round every
-process makes calls ready for some seconds; then the GPU is idle, and each times its calls while the others wait. The
-processes share the GPU by MPS where it can be had: by turns they would wait for each other. Rows are those of `timing`
-without the host's time, which many processes at once would falsify.
+Preparing a call takes longer than timing it: creating tensors, planning by cuDNN, capturing a graph. In each round
+every process prepares calls for some seconds; then the GPU is idle, and each times its calls while the others wait. The
+processes share the GPU by MPS if available; with time slicing they would wait for each other. Rows are those of
+`timing` without the host's time, which many processes at once would distort.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ Answer = Callable[[Connection], None]
 
 @dataclass(frozen=True)
 class _Ready:
-    """A call that needs only to be repeated: `run` makes it `calls` times."""
+    """A prepared call; `run` runs it `calls` times."""
 
     row: Row
     run: Callable[[], Any] | None = None
@@ -222,4 +222,4 @@ class _Bench:
 
 
 def _replay(graph: Any, sets: Sequence[Any]) -> None:
-    graph.replay()  # which reads the tensors of these sets
+    graph.replay()  # the graph reads the tensors of these sets

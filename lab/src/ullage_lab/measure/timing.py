@@ -38,7 +38,7 @@ _GRAPH = 1e-3  # seconds of work in a graph, about
 _MOST_CAPTURED = 400  # calls
 _LEAST_TIME, _MOST_TIME = 4e-3, 0.15  # seconds of one measurement
 _REPEATS = 7
-EVERY = 4  # of so many calls one is read with the counters
+EVERY = 4  # one in this many calls is read with the counters
 _HOST_CALLS = 20
 _WINDOW = 0.105  # seconds for the GPU's counters
 _LAG = 0.12  # seconds: the counters may be as much behind, so the call is repeated before they are read
@@ -75,7 +75,7 @@ class CallTimer:
             self._nvml.nvmlInit()  # stays, so that each stretch begins at once
 
     def renew(self) -> None:
-        """Give all memory back. Graphs share a pool of it, which a graph keeps that is never replayed."""
+        """Free all memory. Graphs share a pool, which is held by a graph that is never replayed."""
         self._keeper = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -114,7 +114,7 @@ class CallTimer:
         return figures
 
     def _host(self, sets: Sequence[Any]) -> float:
-        """Seconds of the host: the GPU is behind by less than its queue holds."""
+        """Return the host's seconds for a call; the GPU lags by less than its queue holds."""
         best = float("inf")
         for _ in range(3):
             torch.cuda.synchronize()
@@ -126,7 +126,7 @@ class CallTimer:
         return best
 
     def _guess(self, sets: Sequence[Any]) -> float:
-        """Seconds of a call on the GPU, about."""
+        """Return the approximate seconds of a call on the GPU."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
@@ -166,7 +166,7 @@ class CallTimer:
         }
 
     def _power(self) -> float | None:
-        """Watts at this moment. The counter of energy moves on too seldom for a stretch as short as this."""
+        """Return the present power in watts. The energy counter is updated too rarely for such short times."""
         try:
             handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid)
             field = self._nvml.nvmlDeviceGetFieldValues(handle, [self._nvml.NVML_FI_DEV_POWER_INSTANT])[0]
@@ -184,7 +184,7 @@ class CallTimer:
 
 @contextlib.contextmanager
 def rounding(call: dict[str, Any]) -> Iterator[None]:
-    """TF32 as the call was made with it."""
+    """Set TF32 as it was for the call, inside the `with`."""
     if "tf32" not in call:
         yield
         return
@@ -255,9 +255,9 @@ def _micro(seconds: float) -> float:
 
 
 def died_in(started: Path) -> dict[str, Any] | None:
-    """The row of the call in which the last process ended, which the file `started` of `measured` names.
+    """Return the row of the call during which the last process died, named in the file `started` of `measured`.
 
-    An empty file is one whose writer was killed. Any other content is somebody else's, and raises `InvalidValue`.
+    An empty file means that its writer was killed. Any other content raises `InvalidValue`.
     """
     if not started.exists() or not (text := started.read_text()):
         return None

@@ -1,13 +1,12 @@
 """Measures training jobs that share this machine's GPU: each job's speed alone and in company, time-sliced or by MPS.
 
-A job is a process that stays: its model is made once, its kernels are loaded, and between two sets it waits with its
-memory in place. So a set takes little more than the time it is read for. As many jobs stay at a time as the GPU has
-memory for; sets whose jobs do not fit beside those that are there wait for the next round.
+A job is a resident process: its model is built once, its kernels are loaded, and between two sets it waits with its
+memory allocated. So a set takes little more than its reading time. As many jobs are resident as the GPU has memory for;
+sets whose jobs do not fit next to them wait for the next round.
 
-For a set its jobs are let go together. When each is warm, all are read over the same stretch of time, and then told to
-rest. Every job is also read alone, in the same process and under the same way of sharing: once, or in turns with each
-of its sets (`turns.py`). Rows are appended as they come; a session that was killed goes on with the sets that are
-not there yet.
+The jobs of a set start together. When all are warm, they are read over the same period, and then paused. Every job is
+also read alone, in the same process and under the same way of sharing: once, or in turns with each of its sets
+(`turns.py`). Rows are appended as they come; a session that was killed goes on with the sets that are not there yet.
 
 Jobs note the end of each step in memory that they share with this process, which never touches CUDA.
 """
@@ -46,7 +45,7 @@ HOWS = {
     "timeslice": "the driver lets one process after the other have the GPU",
     "mps": "NVIDIA's Multi-Process Service",
 }
-WARM_STEPS, WARM_SECONDS = 3, 0.2  # of every job, before it is read
+WARM_STEPS, WARM_SECONDS = 3, 0.2  # steps of every job before it is read
 LEAST_READ = 4  # steps of every job, if they do not take longer than this
 MOST_READING = 4.0
 FIGURES = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", "clock_mhz", "unknown_because")
@@ -81,7 +80,7 @@ _KEPT = 1 << 15  # ends of steps, the latest
 
 
 class StepBoard:
-    """Numbers that a job and its parent both see: whether it shall run, and when each of its steps ended."""
+    """Memory shared by a job and its parent: whether the job must run, and the ends of its steps."""
 
     def __init__(self) -> None:
         self._numbers = memoryview(mmap.mmap(-1, 8 * (_FIRST + _KEPT))).cast("d")
@@ -104,7 +103,7 @@ class StepBoard:
         self._numbers[_COUNT] = count + 1.0  # after the time: the parent may look at any moment
 
     def ends(self, since: float) -> list[float]:
-        """The ends of steps from a moment on, as far as they are kept."""
+        """Return the stored ends of steps from a time on."""
         count = self.count
         moments = [self._numbers[_FIRST + place % _KEPT] for place in range(max(0, count - _KEPT), count)]
         return moments[bisect_left(moments, since) :]
@@ -114,7 +113,7 @@ class Resident:
     def __init__(self, name: str, row: Row, settings: TogetherSettings, variables: Mapping[str, str]) -> None:
         self.name, self.board = name, StepBoard()
         self.rests = 0
-        self.lost: str | None = None  # why it is gone
+        self.lost: str | None = None  # the reason why it ended
         prepare, run = settings.prepare or _prepare, settings.run or _run
 
         def work(pause: Pause) -> dict[str, Any]:
@@ -138,7 +137,7 @@ class Resident:
 
     @property
     def is_resting(self) -> bool:
-        """Whether it has come to rest as often as it was let go."""
+        """Whether the job has paused after its last start."""
         return self.child.at == f"rest {self.rests + 1}"
 
     def let_go(self) -> None:
@@ -190,7 +189,7 @@ class Lost(Exception):
 
 
 class Company:
-    """The jobs that stay at a time."""
+    """The jobs that are resident at a time."""
 
     def __init__(self, rows: Mapping[str, Row], settings: TogetherSettings, variables: Mapping[str, str]) -> None:
         self.settings = settings
@@ -241,7 +240,7 @@ class Company:
         return self._jobs[name].child.so_far or {}
 
     def _until(self, jobs: Sequence[Resident], condition: Callable[[], bool]) -> None:
-        """Wait while all of these jobs are there; one that is lost, or no end of it, is raised."""
+        """Wait for a condition; raise `Lost` if one of these jobs ends, or if the wait takes too long."""
         deadline = time.monotonic() + self.settings.timeout
         while not condition():
             self._listen()
@@ -250,7 +249,7 @@ class Company:
                 raise Lost(f"{', '.join(job.name for job in jobs)}: no steps in {self.settings.timeout:g} s")
 
     def _rest(self, jobs: Sequence[Resident]) -> None:
-        """Have jobs rest. Those that do not come to it in time are ended."""
+        """Pause jobs. Kill those that do not pause in time."""
         for job in jobs:
             job.board.runs = False
         deadline = time.monotonic() + self.settings.timeout
@@ -266,7 +265,7 @@ class Company:
 
 
 def _gpu_memory(uuid: str) -> int | None:
-    """Bytes that are taken of the GPU's memory, by all jobs that stay."""
+    """Return the used bytes of the GPU's memory, by all resident jobs."""
     nvml = pynvml()
     try:
         nvml.nvmlInit()
@@ -297,7 +296,7 @@ def _read_enough(jobs: Sequence[Resident], begin: float, seconds: float) -> bool
 
 
 def _speed(ends: Sequence[float]) -> dict[str, Any]:
-    """From the end of the first step of the stretch to the end of the last one."""
+    """Return the speed from the end of the first step of the period to the end of the last one."""
     between = [later - earlier for earlier, later in zip(ends, ends[1:], strict=False)]
     if not between:
         return {"steps": 0, "step_s": None, "step_q1": None, "step_median": None, "step_q3": None}
@@ -309,7 +308,7 @@ def _speed(ends: Sequence[float]) -> dict[str, Any]:
 def measure_together(
     rows: Sequence[Row], sets: Sequence[JobSet], settings: TogetherSettings
 ) -> tuple[int, Iterator[Row]]:
-    """How many sets are left to measure, each way of sharing counted, and the rows as they come, alone ones too.
+    """Return the number of sets left, over all ways of sharing, and the rows as they come, also of jobs alone.
 
     left, found = measure_together(rows, draw_sets(rows, 100, seed=1), TogetherSettings(out=Path("together.jsonl")))
     for row in found:
@@ -382,7 +381,7 @@ def _in_one_way(
 
 
 def _mps(out: Path) -> MpsService:
-    """In folders by the name of the output: a session after one that was killed finds it again, and ends it."""
+    """Return the service, with folders named after the output, so that a session after a killed one can end it."""
     name = hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:12]
     try:
         return MpsService(Path(tempfile.gettempdir()) / f"ullage-together-{os.getuid()}-{name}")
@@ -464,7 +463,7 @@ def _read(company: Company, names: Sequence[str], uuid: str) -> Row:
 
 
 def _beside(reading: Row, alone: Sequence[float | None]) -> Row:
-    """With each job's time alone, and how many times as long a step takes in company."""
+    """Return a reading with each job's time alone, and its slowdown."""
     if "failed" in reading:
         return reading
     slowdown = [

@@ -1,7 +1,7 @@
 """Jobs that are read alone and together in turns, in the same processes, so that disturbances affect both.
 
-The host of a machine changes its speed, by a tenth from one minute to the next. So a job's time in company is compared
-with its times alone just before and just after.
+The speed of a host varies by a tenth from one minute to the next. So a job's shared time is compared with its times
+alone just before and just after.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def step_alone_at(moment: float, alone: Moments) -> float:
 
 
 def slowdowns(turns: Sequence[Mapping[str, Sequence[float]]]) -> list[float]:
-    """Each job's time in company over its time alone, the middle of all turns.
+    """Return each job's shared time divided by its time alone, the median over all turns.
 
     >>> slowdowns([{"step_s": [2.0], "alone_s": [1.0]}, {"step_s": [3.0], "alone_s": [1.0]}])
     [2.5]

@@ -1,8 +1,8 @@
 """Measure utilisation in a child: train while no other process works on the GPU, warm up, then count over a period.
 
-A first step, which loads kernels and takes the memory, is made while others make theirs; then the child pauses until it
-is its turn. CUDA is touched only with leave to run: the next models are made on the CPU while one is read. Weights
-are random, because power depends on what is multiplied.
+Children make a first step, which loads kernels and allocates memory, at the same time; then each pauses until its turn.
+A child uses CUDA only with leave to run: the next models are built on the CPU while one is read. Weights are random,
+because power depends on their values.
 
 A child may measure several runs, one after the other (`renew`). What PyTorch's allocator does is then the same as in a
 fresh process; what NVML and the operating system say of the process is not, and is left out.
@@ -52,7 +52,7 @@ _OF_EACH = ("step_s", "host_s", *_SHARES, "power_w")
 
 @dataclass
 class PreparedUtilizationRun:
-    """The model on the CPU, and how long to read."""
+    """The model on the CPU, and the time to read."""
 
     configuration: Model
     made: Any
@@ -80,7 +80,7 @@ class Reading:
         self.warm_steps = 0
         self.stack = contextlib.ExitStack()
         self.began = self.last = self.first = time.perf_counter()
-        self._done: list[dict[str, Any]] = []  # what was read
+        self._done: list[dict[str, Any]] = []  # finished readings
         self._last_backward = 0.0
         self._clear()
 
@@ -137,7 +137,7 @@ class Reading:
         self.last = self._last_backward = time.perf_counter()
 
     def note_backward(self, began: float, ended: float) -> None:
-        """A backward pass, which ends when its kernels are launched."""
+        """Note a backward pass, which ends when its kernels are launched."""
         self._backward += ended - began
         self._last_backward = ended
 
@@ -223,7 +223,7 @@ class Reading:
 
 
 def of_readings(several: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a run that was read several times, and of each reading the most important ones.
+    """Return the figures of a run that was read several times, and the most important ones of each reading.
 
     >>> each = [{"step_s": 3.0, "smact": 0.2}, {"step_s": 1.0, "smact": 0.6}, {"step_s": 2.0, "smact": 0.4}]
     >>> of_readings(each)
@@ -252,7 +252,7 @@ def _middle(several: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 def passes_noted(reading: Reading) -> Iterator[None]:
     """Notify the reading of backward passes, and before a GradScaler waits for the GPU.
 
-    That one asks the GPU whether gradients are finite.
+    The scaler asks the GPU whether gradients are finite.
     """
     step, backward = torch.amp.GradScaler._maybe_opt_step, torch.Tensor.backward
 
@@ -275,7 +275,7 @@ def passes_noted(reading: Reading) -> Iterator[None]:
 
 
 def run_utilization(prepared: PreparedUtilizationRun, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Train until the reading is there; memory is read as well."""
+    """Train until the reading is finished; also read memory."""
     began = time.perf_counter()
     torch.cuda.synchronize()
     nvml = ProcessMemory(torch.cuda.get_device_properties(0).uuid)

@@ -1,7 +1,7 @@
 """Networks that were drawn at random to test estimates on, as factories: `ullage_lab.networks.drawn:unet`.
 
-Files of measured runs name these factories with their arguments, so each has to build the same model for ever. Files
-that are older than this module name a script instead: `Model.from_row` knows where its factories went.
+Files of measured runs name these factories with their arguments, so each must build the same model for ever. Files
+older than this module name a script instead; `Model.from_row` maps its factories.
 """
 
 from collections.abc import Callable
@@ -244,7 +244,7 @@ class Pyramid(nn.Module):
         self.smooth = nn.ModuleList(nn.Conv2d(common, common, 3, padding=1) for _ in widths)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """The sum of all maps, as large as the largest."""
+        """Return the sum of all maps, as large as the largest."""
         maps: list[torch.Tensor] = []
         for step in self.down:
             image = step(image)

@@ -1,8 +1,7 @@
 """The three generated families as factories: `ullage_lab.networks.generated:mlp`, `:cnn` and `:transformer`.
 
 A row of `ullage lab draw dataset` names one of them with its settings, so that every command that takes a model takes
-these too. Sizes are explicit in the settings: how a pyramid or an hourglass is made of a few numbers is known to
-`shapes.py` alone.
+these too. Sizes are explicit in the settings; only drawing turns a few numbers into a pyramid or an hourglass.
 """
 
 import functools
@@ -274,7 +273,7 @@ class Transformer(nn.Module):
         super().__init__()
         size = block["size"]
         self.kind, self.head = kind, head
-        self.words = nn.Embedding(vocabulary, size)  # first: the number of ids is read off it
+        self.words = nn.Embedding(vocabulary, size)  # first, since the number of ids is read from it
         self.places = nn.Parameter(torch.empty(length, size))
         nn.init.normal_(self.places, std=0.02)
         self.dropout = nn.Dropout(block["dropout"])

@@ -1,4 +1,4 @@
-"""Fits estimators to measured rows, and says how good they are on rows that the fit never saw.
+"""Fits estimators to measured rows, and evaluates them on rows outside the fit.
 
-In comes a cleaned table or a measured file; out comes a file of weights with a card that says where it is from.
+The input is a cleaned table or a measured file, the output a file of weights with a card that names its origin.
 """

@@ -1,7 +1,7 @@
 """Training of DNNPerf's network on measured runs: `ullage lab train dnnperf --data DATA --out FILE`.
 
 DATA is a file of measured runs, a line of JSON each (also .gz): a configuration with `peak_reserved` and `step_s`. The
-folds of the cross-validation are made of whole model families, so that a figure says how well an unseen family is met.
+folds of the cross-validation are whole model families, so that a figure shows the error on an unseen family.
 """
 
 import json
@@ -23,7 +23,7 @@ from ullage_lab.estimators.weights import write_weights
 SEED = 20
 FOLDS = 5
 EPOCHS = 24
-TIME_WEIGHT = 0.3  # step times are noisier than memory: they must not lead
+TIME_WEIGHT = 0.3  # step times are noisier than memory and must not dominate
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Sample:
 
 
 def family(model: str) -> str:
-    """The family of a model: its source and the letters that its name begins with.
+    """Return the family of a model: the leading letters of its name.
 
     >>> family("timm:vit_small_patch16_224"), family("hf:GPT2LMHeadModel"), family("tv:resnet50")
     ('vit', 'gpt', 'resnet')
@@ -47,7 +47,7 @@ def family(model: str) -> str:
 
 
 def samples(path: Path, seen: Callable[[], None] = lambda: None) -> list[Sample]:
-    """Every run of the file with a measured peak and step time, as a graph; `seen` is called after each."""
+    """Return every run of the file with a measured peak and step time, as a graph; call `seen` after each."""
     graphs = []
     for row in read_rows(path):
         if not row.get("peak_reserved") or not row.get("step_s"):
@@ -64,7 +64,7 @@ def samples(path: Path, seen: Callable[[], None] = lambda: None) -> list[Sample]
 
 
 def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: int = 8) -> GraphNetwork:
-    """A network trained on these samples; the same seed gives the same network on the same machine."""
+    """Return a network trained on these samples; the same seed gives the same network on the same machine."""
     torch.manual_seed(seed)
     network = GraphNetwork()
     optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3, weight_decay=1e-2)
@@ -87,7 +87,7 @@ def fit(training: list[Sample], epochs: int = EPOCHS, seed: int = SEED, batch: i
 
 
 def ratios(network: GraphNetwork, held_out: list[Sample]) -> list[tuple[float, float]]:
-    """Predicted over measured, memory and time, for each sample."""
+    """Return predicted over measured memory and time for each sample."""
     with torch.no_grad():
         pairs = [(network(sample.graph)[0] - sample.truth).exp().tolist() for sample in held_out]
     return [(memory, time) for memory, time in pairs]
@@ -96,7 +96,7 @@ def ratios(network: GraphNetwork, held_out: list[Sample]) -> list[tuple[float, f
 def cross_validate(
     graphs: list[Sample], folds: int = FOLDS, epochs: int = EPOCHS, seen: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """The errors on families that were not trained on; `seen` is called after each fold."""
+    """Return the errors on families outside the training; call `seen` after each fold."""
     families = sorted({sample.family for sample in graphs})
     if len(families) < 2 or folds < 2:
         raise InvalidValue(f"model families and folds must be two or more, got {len(families)} and {folds}")
@@ -112,7 +112,7 @@ def cross_validate(
 
 
 def figures(met: list[tuple[float, float]]) -> dict[str, float]:
-    """Relative errors of memory and time; the share of memory figures that are too low.
+    """Return relative errors of memory and time, and the share of memory figures that are too low.
 
     >>> figures([(1.1, 0.5), (0.9, 1.0)])["memory_median_error"]
     0.1
@@ -138,8 +138,8 @@ def save(network: GraphNetwork, path: Path, card: dict[str, Any]) -> None:
 def trained(
     graphs: list[Sample], data: str, folds: int, epochs: int, seen: Callable[[], None] = lambda: None
 ) -> tuple[GraphNetwork, dict[str, Any]]:
-    """The network trained on all samples, and its card with the errors on held-out families."""
-    torch.set_num_threads(1)  # sums in one order: the same file comes out again
+    """Return the network trained on all samples, and its card with the errors on held-out families."""
+    torch.set_num_threads(1)  # one order of sums, for a reproducible file
     held_out = cross_validate(graphs, folds, epochs, seen)
     network = fit(graphs, epochs)
     seen()

@@ -32,7 +32,7 @@ _LEAVES, _TREES = 15, {"middle": 300, "high": 150}
 class FastJobs:
     """Jobs to learn from: features, the closed formula, measured reserved memory, and the group each belongs to.
 
-    A group (a family of real models, or one generated job) is never split: what validates shares none with what fits.
+    A group (a family of real models, or one generated job) is never split between fitting and validation.
     """
 
     features: Floats
@@ -49,7 +49,7 @@ class FastJobs:
 
 
 def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, Any]]) -> FastJobs:
-    """Jobs from rows of data sets, and from rows of real models with their `group`."""
+    """Return jobs from rows of data sets, and from rows of real models with their `group`."""
     rows = [row for row in (*generated, *real) if row.get("peak_reserved")]
     if len(rows) < 4 * FOLDS:
         raise InvalidValue(f"training fast needs at least {4 * FOLDS} measured rows, got {len(rows)}")
@@ -67,7 +67,7 @@ def jobs_of(generated: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, 
 def train_fast(
     jobs: FastJobs, *, gpu: str, seed: int = 1, begin: Callable[[str], None] = lambda _: None
 ) -> tuple[Fast, Floats]:
-    """Return the trees, and the predictions of trees without a job's group: [jobs, 2] logarithms, median and bound.
+    """Return the trees, and predictions by trees fitted without a job's group: [jobs, 2] logarithms, median and bound.
 
     The bound's shift is the conformal quantile of the jobs out of their folds; real models are fewer and harder than
     generated ones, so each kind gets its own and the larger one is taken.
@@ -105,7 +105,7 @@ def conformal(scores: Floats, share: float) -> float:
 
 
 def judged(jobs: FastJobs, unseen: Floats, part: npt.NDArray[np.bool_]) -> dict[str, float]:
-    """Errors of reserved memory on jobs whose group was not seen, and how the bound held; empty for no jobs."""
+    """Return errors of reserved memory on jobs of unseen groups, and how the bound held; empty for no jobs."""
     if not part.any():
         return {}
     error = np.exp(unseen[part, 0] - jobs.target[part]) - 1
@@ -151,7 +151,7 @@ def _grow(features: Floats, target: Floats, kind: str, seed: int) -> Trees:
 
 
 def group_of(model: str) -> str:
-    """The family that a model's name tells: the letters before the first digit or underscore.
+    """Return the family in a model's name: the letters before the first digit or underscore.
 
     >>> group_of("timm:vit_small_patch16_224"), group_of("tv:resnet50"), group_of("hf:BertForMaskedLM")
     ('vit', 'resnet', 'bert')
@@ -165,7 +165,7 @@ def group_of(model: str) -> str:
 def read_real(
     file: Path, begin: Callable[[str, int], None] = lambda *_: None, notify: Callable[[str], None] = lambda _: None
 ) -> list[dict[str, Any]]:
-    """The runs of a measured file with their features; a model whose layers cannot be read is left out."""
+    """Return the runs of a measured file with their features; leave out models whose layers cannot be read."""
     runs = [run for truth in read_truth(file) for run in truth.runs if not run.oom and run.reserved]
     begin("reading real models", len(runs))
     rows = []
@@ -200,7 +200,7 @@ def _row(run: MeasuredRun) -> dict[str, Any] | None:
 def write_records(
     path: Path, rows: Sequence[Mapping[str, Any]], unseen: npt.NDArray[np.float64], before: int, gpu: str
 ) -> None:
-    """The answers of trees that had not seen a model's family, in the form of `ullage lab evaluate --resume`.
+    """Write the predictions of trees fitted without a model's family, in the form of `ullage lab evaluate --resume`.
 
     `unseen` has the generated jobs first (`before` of them), then the rows in their order.
     """

@@ -1,4 +1,4 @@
-"""How GPUMemNet's networks are fitted to examples.
+"""Fits GPUMemNet's networks to examples.
 
 It follows the published code: batches of 128 at a rate of 0.001, stopped 30 epochs after the best loss on a part that
 it does not learn from, 600 at the most. Transformers take batches of 32 here, 30 epochs at the most and 5 to wait: an
@@ -31,11 +31,11 @@ class Schedule:
     batch: int = 128
     rate: float = 3e-3
     threads: int = 1
-    patience: int | None = None  # stop so many epochs after the best one
+    patience: int | None = None  # stop this many epochs after the best one
 
 
 def classes_of(memory: npt.NDArray[np.float64], width: int, bins: int) -> npt.NDArray[np.int64]:
-    """The bin that each figure (bytes) falls into; an edge belongs to the bin below it, whose upper edge it is.
+    """Return the bin of each figure in bytes; an edge belongs to the bin below it.
 
     >>> classes_of(np.array([1.0, 2.0, 2.5, 9.0]), 2, 3).tolist()
     [0, 0, 1, 2]
@@ -59,10 +59,10 @@ def fit(
     seed: int,
     notify: Notify = lambda _: None,
 ) -> GPUMemNet:
-    """A new network, trained on these jobs and nothing else; `notify` hears of every epoch.
+    """Return a new network trained only on these jobs; call `notify` for every epoch.
 
-    Some of the jobs are kept aside and tell when to stop; the weights that did best on them are the answer. Equal
-    arguments give equal weights.
+    Some of the jobs are held out and decide when to stop; the best weights on them are returned. Equal arguments give
+    equal weights.
     """
     if len(jobs) < 12:
         raise InvalidValue(f"training needs at least 12 rows, got {len(jobs)}")
@@ -79,7 +79,7 @@ def fit_classes(
     seed: int,
     notify: Notify = lambda _: None,
 ) -> Network:
-    """Train a new network on the classes of jobs; `rows` gives its inputs for some of them."""
+    """Train a new network on the classes of jobs; `rows` returns its inputs for some of them."""
     torch.set_num_threads(schedule.threads)
     parts = held_out(classes.tolist(), seed, STOP_SHARE)
     with torch.random.fork_rng(devices=[]), plain_products():
@@ -97,7 +97,7 @@ def _descend(
     schedule: Schedule,
     notify: Notify,
 ) -> None:
-    """Learn from the first of the `parts`; the second tells when to stop, and which weights are kept."""
+    """Learn from the first of the `parts`; the second decides when to stop, and which weights to keep."""
     learn, stop = parts
     optimizer = torch.optim.Adam(network.parameters(), lr=schedule.rate, fused=True)
     best, since, state = float("inf"), 0, network.state_dict()

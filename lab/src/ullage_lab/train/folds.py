@@ -1,4 +1,4 @@
-"""How rows are divided: a held-out test part, and folds for cross-validation, both with the same shares of classes."""
+"""Divides rows into a held-out test part and folds for cross-validation, with equal shares of classes."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ TEST_SHARE, FOLDS = 0.3, 3
 
 
 def key_of(row: Mapping[str, Any]) -> str:
-    """A short name of a row's configuration: the same configuration has the same key in every file."""
+    """Return a short key of a row's configuration, the same in every file."""
     name = f"{row.get('configuration') or row.get('id')}|{row.get('gpu')}"
     return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
 
 
 def strata(classes: Sequence[int], least: int) -> Indices:
-    """The classes with rare ones joined to their neighbours, so that each part can have some of each.
+    """Join rare classes to their neighbours, so that each part can have some of each.
 
     >>> strata([0, 0, 0, 1, 1, 1, 2], least=3).tolist()
     [0, 0, 0, 1, 1, 1, 1]
@@ -34,13 +34,13 @@ def strata(classes: Sequence[int], least: int) -> Indices:
         size += count
         if size >= least:
             group, size = group + 1, 0
-    if size and group:  # what is left at the end joins the group before
+    if size and group:  # the rest joins the group before
         joined = {name: min(place, group - 1) for name, place in joined.items()}
     return np.array([joined[name] for name in numbers.tolist()], dtype=np.int64)
 
 
 def held_out(classes: Sequence[int], seed: int, share: float = TEST_SHARE) -> tuple[Indices, Indices]:
-    """The rows to learn from and the rows of the test part, which nothing is fitted on."""
+    """Return the rows to learn from and the rows of the test part, which no fit uses."""
     from sklearn.model_selection import train_test_split
 
     if len(classes) < 4 * FOLDS:
@@ -51,7 +51,7 @@ def held_out(classes: Sequence[int], seed: int, share: float = TEST_SHARE) -> tu
 
 
 def folds(classes: Sequence[int], learn: Indices, seed: int, count: int = FOLDS) -> Iterator[tuple[Indices, Indices]]:
-    """The rows to fit on and the rows to validate on, once a fold; every row validates once."""
+    """Yield the rows to fit on and to validate on, for each fold; every row validates once."""
     from sklearn.model_selection import StratifiedKFold
 
     divided = StratifiedKFold(n_splits=count, shuffle=True, random_state=seed)

@@ -1,4 +1,4 @@
-"""From the rows of a data set to a judged network: hold a test part out, cross-validate, train, test once.
+"""Trains and judges a network on a data set: holds a test part out, cross-validates, trains, tests once.
 
 Rows become examples (what the networks read, and the measured memory). A classification over memory bins is scored by
 accuracy, precision, recall, F1, underestimates and its confusion.
@@ -46,7 +46,7 @@ def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
 
 @dataclass
 class Examples:
-    """Examples of one family: `jobs` as the networks read them, `memory` in bytes, `rows` as they were read."""
+    """Examples of one family: `jobs` as inputs of the networks, `memory` in bytes, and the original `rows`."""
 
     rows: list[dict[str, Any]]
     jobs: SummaryBatch
@@ -61,7 +61,7 @@ class Examples:
 
     @property
     def gpu(self) -> str:
-        """The GPU that they were measured on; examples of several are refused."""
+        """Return the GPU of the measurements; refuse examples from several."""
         names = sorted({str(row.get("gpu") or "unknown") for row in self.rows})
         if len(names) > 1:
             raise InvalidValue(f"rows must be of one GPU, got {', '.join(names)}")
@@ -75,7 +75,7 @@ class Examples:
 
 
 def examples_of(rows: Sequence[Mapping[str, Any]]) -> Examples:
-    """Examples from rows of one family; those without a measured figure (out of memory) are left out."""
+    """Return examples from rows of one family, without those that have no measured figure (out of memory)."""
     measured = [dict(row) for row in rows if row.get(TARGET)]
     if not measured:
         raise InvalidValue(f"no row has {TARGET}: there is nothing to learn from")
@@ -88,7 +88,7 @@ def examples_of(rows: Sequence[Mapping[str, Any]]) -> Examples:
 
 
 def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
-    """The rows of a Parquet file of `ullage lab data clean`, or of the authors' CSV, of one family or of all."""
+    """Read the rows of a Parquet file of `ullage lab data clean`, or of the authors' CSV, of one family or of all."""
     from ullage_lab.clean.measured_files import CleaningReport, read_authors
     from ullage_lab.clean.schema import frame, read_dataset
 
@@ -103,10 +103,10 @@ def read_rows(file: Path, family: str | None = None) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Scores:
-    """Shares from 0 to 1; precision, recall and F1 are means over the classes, weighed by their rows.
+    """Shares from 0 to 1; precision, recall and F1 are means over the classes, weighted by their rows.
 
-    `under` is the share of jobs in a higher bin than the one that was told (they could run out of memory), `over` the
-    share in a lower one (they would waste some).
+    `under` is the share of jobs in a higher bin than predicted (they could run out of memory), `over` the share in a
+    lower one (they would waste some).
 
     >>> scored([0, 0, 1, 2], [0, 1, 1, 1]).under
     0.25
@@ -159,7 +159,7 @@ def confusion(true: Sequence[int], predictions: Sequence[int]) -> tuple[list[int
 
 @dataclass
 class Trained:
-    """A network, its card, and how it did: a `Scores` a fold, and one on the test part."""
+    """A network, its card, and its `Scores`: one per fold, and one on the test part."""
 
     network: Any
     card: ModelCard
@@ -182,14 +182,14 @@ def train(
     begin: Callable[[str, int], None] = lambda *_: None,
     validate: bool = True,
 ) -> Trained:
-    """Train an estimator of a family; `begin` hears of every training and its epochs, `notify` of every epoch.
+    """Train an estimator of a family; call `begin` for every training with its epochs, and `notify` for every epoch.
 
     The test part is drawn first. Cross-validation divides the rest, with a new network in every fold; the network that
     is kept learns from all of the rest, and sees the test part once, to be judged.
     """
     bins = max(2, int(-(-examples.memory.max() // bin)))  # the classes that occur, as published
     card = ModelCard(family=family, estimator=estimator, bin=bin, bins=bins, gpu=examples.gpu, seed=seed)
-    build(card)  # a wrong name is told before anything is done
+    build(card)  # reports a wrong name before any work
     plan = schedule or SCHEDULES[estimator]
     classes = classes_of(examples.memory, bin, bins)
     # Networks of all widths are judged on the same rows.

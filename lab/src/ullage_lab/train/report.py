@@ -1,4 +1,4 @@
-"""One HTML page about a training: its scores, the confusion matrix, and the data in two dimensions."""
+"""Writes an HTML page about a training: its scores, the confusion matrix, and the data in two dimensions."""
 
 from collections.abc import Sequence
 from html import escape
@@ -25,7 +25,7 @@ _COLUMNS = ("accuracy", "precision", "recall", "f1", "f1_macro", "under", "over"
 
 
 def projected(totals: npt.NDArray[np.float32], how: str, seed: int) -> Points:
-    """Normalised features in two dimensions: "pca" (the two directions of most variance) or "tsne" (neighbours)."""
+    """Project normalised features to two dimensions: "pca" (the directions of most variance) or "tsne" (neighbours)."""
     spread = totals.std(0)
     normal = (totals - totals.mean(0)) / np.where(spread > 1e-6, spread, 1.0)
     if how == "pca":
@@ -46,7 +46,7 @@ def sampled(rows: int, seed: int, most: int = MOST_POINTS) -> npt.NDArray[np.int
 
 
 def colour(share: float) -> str:
-    """A colour between light (0) and dark (1).
+    """Return a colour between light (0) and dark (1).
 
     >>> colour(0.0), colour(1.0)
     ('#fde725', '#440154')
@@ -58,7 +58,7 @@ def colour(share: float) -> str:
 
 
 def scatter(points: Points, classes: Sequence[int], width: int, label: str, size: int = 420) -> str:
-    """Points in the colours of their memory class, with a legend; `width` is the bytes of a class."""
+    """Plot points in the colours of their memory classes, with a legend; `width` is the bytes of a class."""
     low, high = points.min(0), points.max(0)
     scale = np.where(high > low, high - low, 1.0)
     places = 16 + (points - low) / scale * (size - 32)
@@ -78,7 +78,7 @@ def scatter(points: Points, classes: Sequence[int], width: int, label: str, size
 
 
 def _legend(names: list[int], shares: dict[int, float], width: int, left: int) -> str:
-    """At most a dozen classes are named: first, last and some between."""
+    """Return a legend with at most a dozen classes: first, last and some between."""
     step = -(-len(names) // 12)
     parts = []
     for line, name in enumerate(names[::step]):

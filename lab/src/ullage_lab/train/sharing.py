@@ -29,7 +29,7 @@ from ullage_lab.measure.turns import slowdowns as middle_slowdowns
 from ullage_lab.train.steps.runs import follow as follow_runs
 
 Row = Mapping[str, Any]
-Reading = tuple[int, str, str]  # in which session, by which way of sharing, and the job's id
+Reading = tuple[int, str, str]  # session, way of sharing, and the job's id
 Jobs = Mapping[Reading, Utilization]
 KEEPS = 0.8  # of its speed
 HOWS = ("mps", "timeslice")
@@ -45,7 +45,7 @@ _LEAST_LOSS, _LEAST_TRUE_LOSS = 0.1, 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSet:
-    """Jobs that ran at the same time: `slowdown` is each one's time in company over its time alone."""
+    """Jobs that ran at the same time; `slowdown` is each job's shared time divided by its time alone."""
 
     session: int
     how: str
@@ -60,12 +60,12 @@ class MeasuredSet:
 
     @property
     def throughput(self) -> float:
-        """Against one after the other."""
+        """Return the work done relative to running the jobs one after the other."""
         return sum(1 / slow for slow in self.slowdown)
 
 
 def read_rows(files: Sequence[Path]) -> list[Row]:
-    """The rows of files that `ullage lab measure together` wrote, packed or not, each with its session."""
+    """Read the rows of files of `ullage lab measure together`, compressed or not, each with its session."""
     rows: list[Row] = []
     session = 0
     for file in files:
@@ -95,7 +95,7 @@ def _is_turn(turn: Any, jobs: Any) -> bool:
 def follow(
     rows: Sequence[Row], cache: Path | None = None, notify: Callable[[str], None] = lambda _: None
 ) -> dict[str, StepCalls]:
-    """The step of every job, by its id; those that the file `cache` has are not followed again."""
+    """Return the step of every job by id; steps in the file `cache` are not followed again."""
     jobs = {f"job {row['alone']}": row["job"] for row in rows if "alone" in row and "failed" not in row}
     steps = follow_runs([{**job, "id": name} for name, job in jobs.items()], cache, notify)
     return {name.removeprefix("job "): step for name, step in steps.items() if name in jobs}
@@ -110,7 +110,7 @@ def _readings(rows: Sequence[Row]) -> dict[Reading, list[Row]]:
 
 
 def noise(rows: Sequence[Row]) -> dict[str, float]:
-    """By how much two readings of the same job alone differ on average, by way of sharing; a share of the step."""
+    """Return the mean difference of two readings of the same job alone, by way of sharing, as a share of the step."""
     apart: dict[str, list[float]] = {}
     for (_, how, _), each in _readings(rows).items():
         steps = [row["step_s"][0] for row in each]
@@ -119,7 +119,7 @@ def noise(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
-    """By how much slowdowns move on average when the turns they were read in are drawn again, by way of sharing."""
+    """Return the mean change of slowdowns when their turns are resampled, by way of sharing."""
     chance = random.Random("ullage turns")
     moved: dict[str, list[float]] = {}
     for row in rows:
@@ -136,8 +136,8 @@ def noise_of_turns(rows: Sequence[Row]) -> dict[str, float]:
 def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[Reading, Utilization]:
     """Return jobs as they were measured alone; of several readings, the one with the median step.
 
-    Which kernels they have, how long each is beside the others, and how long their copies take is predicted: no counter
-    tells it.
+    Their kernels, these kernels' relative lengths, and the time of their copies are predicted, since no counter has
+    them.
     """
     jobs = {}
     predicted = {name: utilization_of(step, H200) for name, step in steps.items()}
@@ -170,7 +170,7 @@ def measured_alone(rows: Sequence[Row], steps: Mapping[str, StepCalls]) -> dict[
 def predicted_alone(
     measured: Jobs, steps: Mapping[str, StepCalls], rates: Rates | None = None
 ) -> dict[Reading, Utilization]:
-    """The same jobs as the model of a job alone has them."""
+    """Return the same jobs as predicted by the model of a job alone."""
     predicted = {name: utilization_of(step, H200, rates) for name, step in steps.items()}
     return {reading: predicted[reading[2]] for reading in measured}
 
@@ -222,7 +222,7 @@ _DIRECTIONS: tuple[Mapping[str, int], ...] = (*({name: 1} for name in FITTED), *
 
 
 def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -> SharingRules:
-    """The figures with which the sets that are not for testing come out best."""
+    """Return the figures that fit the sets not kept for testing best."""
     learn = [one for one in sets if not one.is_test]
     if not learn:
         raise InvalidValue("there must be sets for fitting, but each has a job of a family that is kept for testing")
@@ -242,7 +242,7 @@ def fit(sets: Sequence[MeasuredSet], alone: Jobs, start: SharingRules = START) -
 
 
 def _loss(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -> float:
-    """How far slowdowns are off, in logarithms, on average over sets."""
+    """Return the mean error of slowdowns over sets, in logarithms."""
     return fmean(
         fmean(abs(math.log(slow / true)) for slow, true in zip(slowdowns(one, alone, rules), one.slowdown, strict=True))
         for one in sets
@@ -250,7 +250,7 @@ def _loss(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -> floa
 
 
 def _idle_power(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules) -> float:
-    """The figure with which the power of the sets comes out best, in steps of 5 W."""
+    """Return the figure that fits the power of the sets best, in steps of 5 W."""
 
     def off(idle: float) -> float:
         tried = replace(rules, idle_w=idle)
@@ -265,7 +265,7 @@ def shared(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> 
 
 
 def slowdowns(one: MeasuredSet, alone: Jobs, rules: SharingRules | None = None) -> list[float]:
-    """Each job's time in company over its time alone, as the model says."""
+    """Return each job's predicted shared time divided by its time alone."""
     return [1 / job.speed for job in shared(one, alone, rules).jobs]
 
 
@@ -285,15 +285,15 @@ def card_of(files: Sequence[Path], sets: Sequence[MeasuredSet]) -> dict[str, Any
     }
 
 
-# What shows how good it is, on sets with families that were left out of the fit.
+# The evaluation, on sets with families that were left out of the fit.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharingLine:
     """One figure on a number of sets. `constant` is the same figure for a guess that ignores the jobs.
 
-    `inputs` are the jobs alone: as measured, or as predicted. `always_yes` is the share of right answers of who always
-    says yes, `published` what others report for their own jobs.
+    `inputs` are the jobs alone: as measured, or as predicted. `always_yes` is the accuracy of always answering yes,
+    `published` the figure that others report for their own jobs.
     """
 
     figure: str
@@ -318,7 +318,7 @@ _SIZES: Mapping[str, Callable[[int], bool]] = {"pairs": lambda jobs: jobs == 2, 
 def lines_of(
     sets: Sequence[MeasuredSet], measured: Jobs, predicted: Jobs | None = None, rules: SharingRules | None = None
 ) -> list[SharingLine]:
-    """All figures on the sets that are for testing, by way of sharing and size of the set."""
+    """Return all figures on the sets for testing, by way of sharing and size of the set."""
     busy = functools.partial(_slowdown, counts=lambda reading: measured[reading].busy >= BUSY)
     figures: Mapping[str, Callable[..., tuple[float, float]]] = {
         SLOWDOWN: _slowdown,
@@ -359,7 +359,7 @@ def lines_of(
 
 
 def loss_spread(sets: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None = None) -> dict[str, float]:
-    """How far true losses scatter about the predicted ones, by way of sharing, on the sets that are for testing.
+    """Return the spread of true losses around predicted ones, by way of sharing, on the sets for testing.
 
     A job's loss is its slowdown less 1. The spread is half the distance between the 16th and the 84th percentile of the
     logarithm of true by predicted: the standard deviation if it were normal, and a few wild readings do not matter.
@@ -398,7 +398,7 @@ def _slowdown(
 def _keeps(
     learn: Sequence[MeasuredSet], test: Sequence[MeasuredSet], alone: Jobs, rules: SharingRules | None
 ) -> tuple[float, float]:
-    """The guess is the more frequent answer among the sets for fitting."""
+    """Return the accuracy of the model, and of the more frequent answer among the sets for fitting."""
     truth = [_keeps_speed(one) for one in test]
     says = [max(slowdowns(one, alone, rules)) <= 1 / KEEPS for one in test]
     guess = fmean(map(_keeps_speed, learn)) >= 0.5

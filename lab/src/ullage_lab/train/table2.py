@@ -1,4 +1,4 @@
-"""The paper's Table 2 again: accuracy of each estimator on each family at each width of bins, next to the paper's."""
+"""Reproduces the paper's Table 2: accuracy of each estimator on each family and bin width, next to the paper's."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,9 +85,9 @@ def lines_of(
 
 
 def shipped_lines(examples: Examples, family: str, estimator: str, folder: Path | None) -> list[Table2Line]:
-    """The lines of trained weights, on the rows of these data that they were not trained on.
+    """Return the lines of trained weights, on the rows of these data outside their training.
 
-    Which rows were held out is written in the file of weights. Data in which none of them is found is all unseen.
+    The file of weights names the held-out rows. Data without any of them is all unseen.
     """
     lines = []
     for width in WIDTHS[family, estimator]:
@@ -116,7 +116,7 @@ def retrained_lines(
     notify: Notify = lambda _: None,
     begin: Callable[[str, int], None] = lambda *_: None,
 ) -> list[Table2Line]:
-    """The lines of networks that are trained now, with cross-validation, on these data."""
+    """Return the lines of networks that are trained now, with cross-validation, on these data."""
     lines = []
     for width in WIDTHS[family, estimator]:
         result = train(
@@ -140,9 +140,9 @@ def _validation(card: ModelCard) -> float | None:
 
 
 def seconds_a_job(network: torch.nn.Module, examples: Examples) -> float:
-    """The median time of one job through the network, on one core, features being there.
+    """Return the median time of one job through the network, on one core, without computing features.
 
-    The processor's time, so that other work on the machine does not count."""
+    This is processor time, so that other work on the machine does not count."""
     longest = int(examples.jobs.there.sum(1).argmax())
     one = examples.jobs.rows(torch.tensor([longest]))
     before = torch.get_num_threads()

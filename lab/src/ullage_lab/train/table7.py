@@ -1,4 +1,4 @@
-"""GPUUtilNet, trained and judged: the paper's Table 7 again, on rows of a data set that have SMACT, SMOCC and DRAMA."""
+"""Trains and judges GPUUtilNet: the paper's Table 7, on rows of a data set with SMACT, SMOCC and DRAMA."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ SCHEDULE = SCHEDULES["mlp"]
 
 @dataclass(frozen=True, kw_only=True)
 class Table7Line:
-    """One line of the table. `constant` is the accuracy of always telling the most frequent class.
+    """One line of the table. `constant` is the accuracy of always predicting the most frequent class.
 
-    `high` says how many of the rows are in the high class, `recall` the share of these that was told; `None` for none.
+    `high` is the number of rows in the high class, `recall` the predicted share of these; `None` without any.
     """
 
     family: str
@@ -49,14 +49,14 @@ class Table7Line:
 
 
 def measured(rows: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[str, Any]]:
-    """The rows of a family that have all three figures."""
+    """Return the rows of a family that have all three figures."""
     return [row for row in rows if row["family"] == family and all(row.get(name) is not None for name in METRICS)]
 
 
 def train(
     rows: Sequence[Mapping[str, Any]], *, seed: int = 1, schedule: Schedule = SCHEDULE, notify: Notify = lambda _: None
 ) -> GPUUtilNet:
-    """Networks for each family and metric; 30 % of the rows are held out and named in the cards."""
+    """Train networks for each family and metric; 30 % of the rows are held out and named in the cards."""
     networks, cards = {}, {}
     for family in FAMILIES:
         chosen = measured(rows, family)
@@ -80,7 +80,7 @@ def train(
 
 
 def lines_of(model: GPUUtilNet, rows: Sequence[Mapping[str, Any]]) -> list[Table7Line]:
-    """The table on the rows that were held out from the networks; rows that none of them is among are all unseen."""
+    """Return the table on the rows held out from the networks; if none of the rows is named there, all are unseen."""
     lines = []
     for family, metric in model.networks:
         chosen = measured(rows, family)

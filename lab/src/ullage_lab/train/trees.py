@@ -1,4 +1,4 @@
-"""Regression trees that LightGBM has grown, as the arrays that Ullage walks."""
+"""Grows regression trees with LightGBM, as arrays that Ullage walks."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def from_lightgbm(booster: Any) -> Trees:
 
 
 def from_lists(trees: list[list[dict[str, Any]]]) -> Trees:
-    """Trees from lists of nodes, the root first; a leaf has a "value", another node a "feature" and so on."""
+    """Return trees from lists of nodes, root first; a leaf has a "value", another node a "feature" and so on."""
     if not trees:
         raise InvalidValue("trees must be a list of at least one tree")
     nodes = max(len(tree) for tree in trees)
@@ -51,7 +51,7 @@ def _depth(tree: list[dict[str, Any]], place: int) -> int:
 
 
 def _nodes(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """LightGBM's nested tree as a list, the root first."""
+    """Return LightGBM's nested tree as a list, root first."""
     nodes: list[dict[str, Any]] = []
 
     def add(node: dict[str, Any]) -> int:

@@ -81,7 +81,7 @@ _WORTH_TABLING = 80 << 20  # bytes
 _MOST_A_TREE = 90_000  # problems that one tree is grown on
 _WELL_GUESSED = 0.01  # of the largest plan
 _NEGLIGIBLE = 1 << 20  # bytes
-_NEARLY = 0.004  # of a workspace: so near a formula counts as the right one
+_NEARLY = 0.004  # of a workspace: a formula within this error counts as right
 _NOTHING = Formula(NONE, NONE, NONE, NONE, 0, 0, 0)
 _BY_TRANSFORM = _NOTHING._replace(buffer=FOURIER)
 _TILE_KIB = (64, 128)  # of partial results that each multiprocessor keeps
@@ -98,8 +98,8 @@ _TRIED = [
 
 
 def nearest_formulas(part: Measured) -> list[Formula]:
-    """A formula for each problem: of those that are near enough the one that explains most of all problems, or else the
-    copies of all tensors times a rounded number."""
+    """Return a formula for each problem: the near one that explains most problems, or else copies of all tensors times
+    a rounded number."""
     formulas = [_NOTHING] * len(part.parts)
     left = np.flatnonzero(part.sizes >= _NEGLIGIBLE)
     sizes = part.sizes[left]
@@ -144,7 +144,7 @@ def _trees_of_trials(group: Mapping[ConvolutionProblem, LargestPlans], trees: in
 
 
 def _questions(direction: str, grown: TrialTrees) -> Iterator[tuple[str, tuple[list[Any], list[Formula]]]]:
-    """The trees that there are, by the name of their arrays."""
+    """Yield the existing trees, by the name of their arrays."""
     for question, trees in zip((OTHERS, TRANSFORM), grown, strict=True):
         if trees is not None:
             yield f"{direction}{question}", trees
@@ -164,7 +164,7 @@ def add_trees(
 
 
 def beside(name: str, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two sets of trees as one: labels of the second are places among the formulas of both."""
+    """Return two sets of trees as one: labels of the second are places among the formulas of both."""
     first, second = ({part.removeprefix(f"{name}_"): each[part] for part in each} for each in (first, second))
     joined = {name: np.concatenate([first[name], second[name]]) for name in ("feature", "step", "shares", "formulas")}
     joined["roots"] = np.concatenate([first["roots"], second["roots"] + np.int32(len(first["feature"]))])
@@ -222,7 +222,7 @@ def write_fit(
 
 
 def family_of(problem: ConvolutionProblem) -> int:
-    """A number for all problems with the same channels and the same filter."""
+    """Return a number that is equal for all problems with the same channels and filter."""
     channels = problem.source[1] // problem.groups, problem.out[1] // problem.groups
     return zlib.crc32(repr((channels, problem.weight[2:])).encode())
 
@@ -230,7 +230,7 @@ def family_of(problem: ConvolutionProblem) -> int:
 def evaluate_held_out(
     trials: Mapping[ConvolutionProblem, LargestPlans], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
-    """Fit trials without every seventh family and say how well the trees do on those; nothing is written."""
+    """Fit trials without every seventh family, and report how well the trees do on those; write nothing."""
     for direction, group in by_direction(trials):
         learnt = {one: plans for one, plans in group.items() if family_of(one) % EVERY}
         held = {one: max(plans) for one, plans in group.items() if one not in learnt and max(plans) >= _WORTH_TABLING}

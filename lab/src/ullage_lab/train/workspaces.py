@@ -3,10 +3,10 @@
     ullage lab train convolutions plans.jsonl --out FOLDER --describe '{"gpu": "NVIDIA H200", ...}'
 
 The table holds every problem that cuDNN was asked about (`ullage measure cudnn`), with the workspace of its first plan.
-For the trees each workspace is first put into a formula: those that explain
-most are found greedily, and what none explains gets the nearest of a few rounded sizes. Decision trees then learn which
-formula cuDNN takes. `--held-out` leaves out every seventh layer, with all its batch sizes and types, and says how well
-the trees do on it, apart for layers whose channels are no multiples of 8. Needs scikit-learn.
+For the trees, each workspace first gets a formula: a greedy search finds those that explain most, and the others get
+the nearest of a few rounded sizes. Decision trees then learn which formula cuDNN takes. `--held-out` leaves out every
+seventh layer, with all its batch sizes and types, and says how well the trees do on it, apart for layers whose channels
+are no multiples of 8. Needs scikit-learn.
 """
 
 import importlib
@@ -51,7 +51,7 @@ from ullage.virtual.cudnn.formulas import (
 )
 from ullage.virtual.cudnn.workspaces import MEASURED_CAPABILITY, TABLE, features, hash_of, trees_of
 
-_SAMPLE = 40_000  # problems that formulas are looked for in
+_SAMPLE = 40_000  # problems in which formulas are searched
 _LEAST = 4  # of the sample that a formula has to explain
 _SMALL = 1024  # a constant beside partial results is smaller
 _STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5 % off
@@ -99,14 +99,14 @@ def chosen_workspaces(path: Path) -> dict[ConvolutionProblem, int]:
 
 
 def by_direction(values: Mapping[ConvolutionProblem, Value]) -> Iterator[tuple[str, dict[ConvolutionProblem, Value]]]:
-    """The problems of each direction that has some."""
+    """Yield the problems of each direction that has any."""
     for direction in DIRECTIONS:
         if of_direction := {problem: value for problem, value in values.items() if problem.direction == direction}:
             yield direction, of_direction
 
 
 def write_table(path: Path, workspaces: Mapping[ConvolutionProblem, int], header: dict[str, Any]) -> None:
-    """Sorted hashes as steps, which fit 32 bits, and the sizes that are not zero."""
+    """Write the differences of sorted hashes, which fit 32 bits, and the sizes that are not zero."""
     rows = sorted((hash_of(problem), size) for problem, size in workspaces.items())
     hashes = np.array([number for number, _ in rows], dtype=np.uint64)
     sizes = np.array([size for _, size in rows], dtype=np.uint64)
@@ -172,14 +172,14 @@ def _unpack(code: int) -> Formula:
 
 
 def _plainness(code: int) -> tuple[int, ...]:
-    """For choosing among formulas that explain as much: the least padding, the fewest terms."""
+    """Return a sort key for formulas that explain equally much: the least padding, the fewest terms."""
     formula = _unpack(code)
     modes = (formula.source, formula.out, formula.weight)
     return formula.partials > 0, max(modes), sum(mode > 0 for mode in modes), formula.partial, formula.per_group
 
 
 def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
-    """Formulas, those that explain most first, each with the share of the problems that no earlier one explains."""
+    """Return formulas, those that explain most first, each with the share of problems that no earlier one explains."""
     chosen = np.random.default_rng(seed).permutation(len(part.problems))[:_SAMPLE]
     codes = _candidates(part, chosen)
     rows, columns = np.nonzero(codes >= 0)
@@ -203,7 +203,7 @@ def find_formulas(part: Measured, seed: int = 0) -> list[tuple[Formula, float]]:
 
 
 def rounded(size: int, parts: Terms) -> Formula:
-    """The stand-in for a size that no formula gives: copies as far as they fit, and the rest rounded."""
+    """Return a substitute for a size without a formula: as many copies as fit, and the rest rounded."""
     paddings = (WIDE, PADDED) if parts.groups > 1 else (PADDED,)
     choices = [modes for padding in paddings for modes in ((padding,) * 3, (padding, padding, NONE))]
     for modes in (*choices, (NONE, NONE, NONE)):
@@ -215,7 +215,7 @@ def rounded(size: int, parts: Terms) -> Formula:
 
 
 def label(part: Measured, formulas: Sequence[Formula]) -> tuple[list[int], list[Formula]]:
-    """The number of each problem's formula, and all formulas with the rounded ones."""
+    """Return the number of each problem's formula, and all formulas including rounded ones."""
     columns = all_columns(part.parts)
     labels = np.full(len(part.parts), -1)
     for number, formula in enumerate(formulas):
@@ -236,7 +236,7 @@ def all_columns(parts: Sequence[Terms]) -> dict[str, Any]:
 
 
 def sizes_by(formula: Formula, columns: dict[str, Any]) -> Any:
-    """`evaluate` for many problems at once."""
+    """Do the same as `evaluate` for many problems at once."""
     count = formula.partials if formula.partials >= 0 else -formula.partials * columns["batch"]
     copies = sum(columns[name][:, getattr(formula, name)] for name in ("source", "out", "weight"))
     partials = count * columns["partial"][:, formula.partial] + columns["buffers"][:, formula.buffer]
@@ -276,7 +276,7 @@ def guess(
 
 
 def _top_votes(tree: Any, leaf: int) -> list[tuple[int, float]]:
-    """The labels with the most votes in a leaf, and their shares."""
+    """Return the labels with the most votes in a leaf, and their shares."""
     values = tree.tree_.value[leaf][0] / tree.tree_.value[leaf][0].sum()
     return [(int(number), float(values[number])) for number in np.argsort(-values)[:3] if values[number] >= 0.08]
 
@@ -286,7 +286,7 @@ def feature_rows(part: Measured) -> Any:
 
 
 def export(grown: Sequence[Any]) -> dict[str, Any]:
-    """The trees as flat arrays: nodes in depth-first order, the left child next to its node."""
+    """Return the trees as flat arrays: nodes in depth-first order, the left child next to its node."""
     feature: list[int] = []
     threshold: list[int] = []
     right: list[int] = []
@@ -332,13 +332,13 @@ def named_arrays(name: str, grown: Sequence[Any], formulas: Sequence[Formula]) -
 
 
 def layer_of(problem: ConvolutionProblem) -> int:
-    """A number for the layer of a problem, whatever its batch size, type, layout and direction."""
+    """Return a number for the layer of a problem, independent of batch size, type, layout and direction."""
     layer = (problem.source[1:], problem.weight, problem.stride, problem.groups)
     return zlib.crc32(repr(layer).encode())
 
 
 def has_odd_channels(problem: ConvolutionProblem) -> bool:
-    """Whether the channels of a group, of the input or of the output, are no multiple of 8."""
+    """Whether the input or output channels of a group are not a multiple of 8."""
     return any(channels // problem.groups % 8 > 0 for channels in (problem.source[1], problem.out[1]))
 
 
@@ -382,7 +382,7 @@ def write_fit(
     leaves: int,
     say: Callable[[str], None],
 ) -> None:
-    """Write the table and the trees into a folder, and say which formulas explain most."""
+    """Write the table and the trees into a folder, and report which formulas explain most."""
     out.mkdir(parents=True, exist_ok=True)
     write_table(out / TABLE, workspaces, header)
     arrays: dict[str, Any] = {}
@@ -394,7 +394,7 @@ def write_fit(
 def evaluate_held_out(
     workspaces: Mapping[ConvolutionProblem, int], trees: int, leaves: int, say: Callable[[str], None]
 ) -> None:
-    """Fit without every seventh layer and say how well the trees do on those layers; nothing is written."""
+    """Fit without every seventh layer, and report how well the trees do on those; write nothing."""
     for direction, rows in by_direction(workspaces):
         learnt = {problem: size for problem, size in rows.items() if layer_of(problem) % EVERY}
         grown, formulas = _fit_direction(learnt, direction, trees, leaves, say)

@@ -1,9 +1,9 @@
 """`fast`: memory from a job's totals alone, in less than a millisecond, with a bound that holds for 99 in 100 jobs.
 
-For schedulers that know a model's summary and must answer at once. A closed formula over the totals says most;
-regression trees on the logarithm of what it leaves over say the rest: one set for the median, one for a high quantile,
-which is then shifted until it held for 99 % of jobs that the trees had not seen (split conformal prediction). The trees
-are trained by `ullage lab train fast`.
+For schedulers that know a model's summary and must answer at once. A closed formula over the totals explains most;
+regression trees predict the logarithm of the residual: one set for the median, one for a high quantile, which is then
+shifted until it held for 99 % of jobs that the trees had not seen (split conformal prediction). The trees are trained
+by `ullage lab train fast`.
 """
 
 import functools
@@ -62,10 +62,10 @@ NAMES = (
 
 
 def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The closed formula's terms in bytes.
+    """Return the closed formula's terms in bytes.
 
-    `kept` is what the backward pass needs (the numbers that autograd keeps where the row tells, else all activations),
-    `widest` the largest output of a layer, of which a gradient or a copy is alive as well.
+    `kept` is the memory for the backward pass (the numbers that autograd keeps if the row has them, else all
+    activations), `widest` the largest output of a layer, of which a gradient or a copy is live as well.
     """
     precision = str(row.get("precision") or "fp32")
     low, amp = precision in ("bf16", "fp16"), precision.startswith("amp")
@@ -91,7 +91,7 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def closed_bytes(parts: Mapping[str, float]) -> float:
-    """The closed formula for reserved memory: weights, state, and the larger of two peaks."""
+    """Return reserved memory by the closed formula: weights, state, and the larger of two peaks."""
     peak = max(parts["kept"] + parts["widest"], parts["gradients"] + parts["temporaries"])
     return float(parts["weights"] + parts["state"] + peak + WORKSPACES)
 
@@ -114,7 +114,7 @@ def vector_of(row: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], float]:
 
 
 WEIGHTS = Path(__file__).parents[1] / "data" / "fast.safetensors"
-CONTEXT = 760 * MIB  # where the catalogue does not know a GPU's context
+CONTEXT = 760 * MIB  # if the catalogue does not have a GPU's context
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Fast:
     card: dict[str, Any]
 
     def reserved(self, row: Mapping[str, Any]) -> tuple[int, int]:
-        """Reserved memory in bytes, and the bound that 99 in 100 jobs stay below."""
+        """Return reserved memory in bytes, and the bound below which 99 in 100 jobs stay."""
         features, closed = vector_of(row)
         middle = self.middle.sum(features)
         high = max(self.high.sum(features) + self.shift, middle)

@@ -1,9 +1,8 @@
 """Features of a training run that are known before it runs: layers, sizes, optimizer, precision.
 
 One forward pass on the meta device, which computes nothing: tens of milliseconds, whatever the model's size. A model
-that asks for values on the way runs on a virtual GPU instead. `layers` is a sequence of (type, activations a sample,
-parameters); beyond it the tensors that autograd keeps for the backward pass are counted, because those are what memory
-is made of.
+that reads values runs on a virtual GPU instead. `layers` is a sequence of (type, activations per sample, parameters).
+The tensors that autograd keeps for the backward pass are also counted, because they make up most memory.
 """
 
 import re
@@ -36,7 +35,7 @@ OPTIMIZERS = ("sgd", "sgdm", "adam", "adamw", "rmsprop", "adagrad", "adafactor")
 STATES = {"sgd": 0, "sgdm": 1, "adam": 2, "adamw": 2, "rmsprop": 1, "adagrad": 1, "adafactor": 0, "nadam": 2}
 TEMPORARIES = {"sgd": 0, "sgdm": 0, "adam": 1, "adamw": 1, "rmsprop": 1, "adagrad": 2, "nadam": 2}
 ONE_BY_ONE = "adafactor"  # makes the temporaries of one weight after the other
-# In this order: the first that matches a class's name.
+# In this order; the first match with a class's name counts.
 _KINDS = (
     ("attention", r"MultiheadAttention"),
     ("conv1d", r"(Lazy)?Conv(Transpose)?1[dD]"),
@@ -53,7 +52,7 @@ _ACTIVATION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplu
 
 
 def optimizer_of(row: Mapping[str, Any]) -> tuple[str, bool]:
-    """The optimizer's name without its form, and whether it is the fused form."""
+    """Return the optimizer's name without its form, and whether it is the fused form."""
     name = str(row.get("optimizer") or "adam").casefold()
     plain = name.removesuffix("_fused").removesuffix("_foreach").removesuffix("_single")
     return plain, name.endswith("_fused") or name.endswith("_single")
@@ -93,13 +92,13 @@ class _Seen:
     output: int = 0
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note a tensor that autograd keeps; it stays alive, so that no other one gets its place."""
+        """Note a tensor that autograd keeps, and keep it alive, so that its address is not reused."""
         self.storages.setdefault(tensor.untyped_storage()._cdata, tensor)
         return tensor
 
 
 def features(configuration: Model) -> Features:
-    """The features of a run by its configuration.
+    """Return the features of a run by its configuration.
 
     >>> found = features(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16, optimizer="adam"))
     >>> found.layers, found.parameters, found.counts["linear"]
@@ -113,7 +112,7 @@ def features(configuration: Model) -> Features:
                 model, task = prepare(configuration)
             with shortcuts():
                 inputs = _observe(configuration, model, task, seen, "meta")
-    except Exception as error:  # a model that looks at values; what is wrong with a model itself is said below
+    except Exception as error:  # the model reads values; errors of the model itself appear below
         if isinstance(error, UllageError):
             raise
         seen = _Seen()
@@ -137,7 +136,7 @@ def _on_virtual_gpu(configuration: Model, seen: _Seen) -> tuple[nn.Module, list[
 
 
 def _observe(configuration: Model, model: nn.Module, task: Task, seen: _Seen, device: str) -> list[torch.Tensor]:
-    """Run the forward pass and the loss; gives the inputs."""
+    """Run the forward pass and the loss; return the inputs."""
     hooks = [
         part.register_forward_hook(_noting(configuration.batch_size, seen))
         for part in model.modules()
@@ -183,14 +182,14 @@ def _keeping(seen: _Seen) -> Any:
 
 
 def _is_layer(part: nn.Module) -> bool:
-    """A module without modules inside, or one of the known kinds with weights of its own (timm's norms with act)."""
+    """Whether a module has no inner modules, or is of a known kind with its own weights (timm's norms with act)."""
     if all(inside is None for inside in part._modules.values()):
         return True
     return kind_of(part) != type(part).__name__.lower() and any(True for _ in part.parameters(recurse=False))
 
 
 def _own(part: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of a layer; the short way for the many that have no modules inside."""
+    """Yield the parameters of a layer, with a shortcut for the many without inner modules."""
     if part._modules:
         yield from part.parameters()
     else:
@@ -204,7 +203,7 @@ def _noting(batch: int, seen: _Seen) -> Any:
             seen.counted.add(id(part))
             parameters = sum(tensor.numel() for tensor in _own(part))
         if isinstance(part, nn.MultiheadAttention) and seen.layers and seen.layers[-1][0] == "attention":
-            seen.layers.pop()  # the same attention, noted without its parameters
+            seen.layers.pop()  # the same attention, recorded without its parameters
         outputs = tensors_in(output)
         seen.layers.append((kind_of(part), outputs[0].numel() // batch if outputs else 0, parameters))
 
@@ -212,7 +211,7 @@ def _noting(batch: int, seen: _Seen) -> Any:
 
 
 def kind_of(part: nn.Module) -> str:
-    """The type of a layer in the sequence: "linear", "conv2d", ..., or the name of its class in small letters.
+    """Return the type of a layer in the sequence: "linear", "conv2d", ..., or its class name in lower case.
 
     >>> kind_of(nn.Conv2d(1, 1, 1)), kind_of(nn.SiLU())
     ('conv2d', 'silu')

@@ -1,7 +1,7 @@
 """Attention and dropout on the meta device, with the tensors that CUDA's kernels keep for the backward pass.
 
-PyTorch takes both apart on the meta device: attention would keep all its scores, dropout a mask of numbers. For the
-time of a `with` these two functions keep what the fused kernels keep. Tensors elsewhere go the usual way.
+PyTorch decomposes both on the meta device: attention would keep all its scores, dropout a mask of numbers. Inside a
+`with`, these two functions keep what the fused kernels keep. Other tensors take the usual way.
 """
 
 import threading
@@ -159,7 +159,7 @@ _RULES: dict[Any, Callable[..., Any]] = {}
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
-    """For its time frequent operators on meta tensors are answered directly.
+    """Compute frequent operators on meta tensors directly inside the `with`.
 
     The kernels of the meta device are exchanged, for the whole process: a mode would cost every operator more than the
     operator itself. PyTorch before `allow_override` keeps its own, slower ones.
@@ -199,7 +199,7 @@ def _kernel(rule: Callable[..., Any], usual: Callable[..., Any]) -> Callable[...
 
 @contextmanager
 def no_start() -> Iterator[None]:
-    """For its time the functions of `torch.nn.init` leave meta tensors alone: there are no values to draw."""
+    """Let the functions of `torch.nn.init` skip meta tensors, which have no values, inside the `with`."""
 
     def leaving(start: Any) -> Any:
         def leave(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -239,7 +239,7 @@ def _overloads(names: tuple[str, ...]) -> list[Any]:
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
-    """As `empty_like` for a meta tensor, whose own rule is slow."""
+    """Return the same as `empty_like` for a meta tensor, whose own rule is slow."""
     if tensor.is_contiguous():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return torch.empty_like(tensor)
@@ -261,7 +261,7 @@ def _itself(tensor: torch.Tensor, *others: Any) -> torch.Tensor:
 
 @_rule(_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor)
 def _arithmetic(first: Any, second: Any) -> torch.Tensor | None:
-    """Of tensors that are alike, or of a tensor of floating point and a number."""
+    """Compute the result for tensors of equal form, or for a floating-point tensor and a number."""
     if not isinstance(first, torch.Tensor) or not first.is_floating_point():
         return None
     if isinstance(second, torch.Tensor):
@@ -336,7 +336,7 @@ def _convolution(
     output_padding: Any,
     groups: int,
 ) -> torch.Tensor | None:
-    """Of a batch that lies in the usual order."""
+    """Compute the result for a batch in the usual layout."""
     fits = tensor.dim() == weight.dim() and tensor.shape[1] == weight.shape[1] * groups and not transposed
     if not fits or not tensor.is_contiguous() or not weight.is_contiguous() or weight.shape[0] % groups:
         return None

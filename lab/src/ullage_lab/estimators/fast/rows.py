@@ -1,4 +1,4 @@
-"""The facts of a job by name in the form of a data set's row, as `ullage lab data clean` writes them."""
+"""The features of a job in the form of a data set's row, as `ullage lab data clean` writes them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ullage_lab.estimators.fast.features import Features, features
 
 
 def row_of(configuration: Model) -> dict[str, Any]:
-    """The row of a configuration, without anything measured."""
+    """Return the row of a configuration, without measured values."""
     try:
         return from_features(features(configuration))
     except UllageError:

@@ -41,10 +41,10 @@ from ullage_lab.estimators.xmem.replay import (
     simulate,
 )
 
-ITERATIONS = 3  # as in the papers: the first one also sets things up, the others show what lasts
+ITERATIONS = 3  # as in the papers: the first step also does setup, the others show the steady state
 TIMEOUT = 600.0  # seconds
-_SHARE = 0.8  # of the memory that is available at the start
-_LEFT = 0.04  # of the machine's memory that must stay free for everybody else
+_SHARE = 0.8  # share of the memory available at the start
+_LEFT = 0.04  # share of the machine's memory that must stay free for others
 NOTES = (
     "the figure is the peak of the allocator's segments (reserved memory), without the CUDA context",
     "requests are those of CPU kernels: cuBLAS and cuDNN workspaces and CUDA's choice of kernels are not in it",
@@ -52,7 +52,7 @@ NOTES = (
 
 
 class TooLarge(UllageError, RuntimeError):
-    """The run on the CPU was stopped: it took too much memory or too much time. There is no estimate then."""
+    """The run on the CPU was stopped because it took too much memory or time. There is no estimate then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,9 @@ def default_memory() -> int:
 
 
 def run_on_cpu(training: CpuTraining, *, timeout: float = TIMEOUT, memory: int | None = None) -> CpuTrace:
-    """The trace of a training; `TooLarge` if a limit stopped it, `InvalidValue` if it failed by itself.
+    """Return the trace of a training. Raises `TooLarge` if a limit stopped it, `InvalidValue` if it failed by itself.
 
-    `timeout` is in seconds, `memory` in bytes; `None` is most of what this machine has available.
+    `timeout` is in seconds, `memory` in bytes; `None` is most of this machine's available memory.
     """
     allowed = default_memory() if memory is None else memory
     outcome = run_child(
@@ -99,7 +99,7 @@ def profile_here(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class ProfiledEnough(BaseException):
-    """Three steps are done. Not an `Exception`, so that the training code does not catch it by accident."""
+    """Stops training after three steps. Not an `Exception`, so that the training code does not catch it."""
 
 
 class _Watch:
@@ -126,7 +126,7 @@ class _Watch:
 
 
 def profiled(train: Callable[[], Any]) -> CpuTrace:
-    """The trace of a function that trains on the CPU. It is stopped after its third optimizer step."""
+    """Return the trace of a function that trains on the CPU, stopped after its third optimizer step."""
     watch = _Watch()
     handles = [
         nn.modules.module.register_module_forward_pre_hook(watch.before_forward),
@@ -159,7 +159,7 @@ def _training(request: dict[str, Any]) -> Callable[[], Any]:
 
 
 def supports(request: JobRequest) -> str | None:
-    """Training that runs on a CPU as it would on a GPU; autocast to CUDA does not."""
+    """Support training that runs on a CPU as on a GPU, which autocast to CUDA does not."""
     configuration = request.model
     if configuration is not None:
         if configuration.inference:
@@ -188,7 +188,7 @@ def _why_not_function(function: Callable[..., Any]) -> str | None:
 
 
 def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits of the run on the CPU that a request's options give.
+    """Return the limits of the run on the CPU from a request's options.
 
     >>> limits_of({"timeout": "90s", "memory": "4GiB"})
     {'timeout': 90.0, 'memory': 4294967296}
@@ -204,7 +204,7 @@ def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def estimate_by_cpu_run(name: str, request: JobRequest, gpu: GPU) -> Estimate:
-    """The estimate, under the name of one of the two papers' tools."""
+    """Return the estimate, under the name of the tool of one of the two papers."""
     begin = time.perf_counter()
     function = request.function
     training = CpuTraining(

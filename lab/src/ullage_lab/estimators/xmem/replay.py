@@ -1,15 +1,15 @@
-"""From a run on the CPU to the order of requests of a run on a GPU, and its replay on the caching allocator.
+"""Turns a run on the CPU into the requests of a run on a GPU, and replays these on the caching allocator.
 
 The rules follow the lifecycles that the papers describe:
 
-- parameters and buffers are there before the first iteration and stay;
-- batch data is moved to the GPU at the begin of an iteration and goes at its end;
-- a gradient is taken where the backward pass makes it and goes at the next `zero_grad`;
-- optimizer state is taken in the first step that makes it and stays;
+- parameters and buffers exist before the first iteration and stay;
+- batch data is moved to the GPU at the beginning of an iteration and freed at its end;
+- a gradient is allocated when the backward pass creates it, and freed at the next `zero_grad`;
+- optimizer state is allocated in the step that creates it, and stays;
 - activations and temporaries live as they did on the CPU.
 
-What was made and dropped while the model was built never reaches the GPU. An allocation that belongs to no operator is
-not the model's and is left out.
+Blocks created and freed while the model was built never reach the GPU. Allocations outside of any operator are not the
+model's and are left out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ MAKING, FORWARD, IN_BACKWARD, IN_STEP = "making", "forward", "backward", "step"
 
 @dataclass
 class ProfiledBlock:
-    """A piece of memory: when it was taken and given back (`None`: never), by which operator, in which phase."""
+    """A block of memory: the times of its allocation and release (`None`: never), its operator, and its phase."""
 
     start: int
     end: int | None
@@ -58,13 +58,13 @@ class CpuTrace:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "CpuTrace":
-        """The trace that `to_dict` gave, also after JSON has made lists of its tuples."""
+        """Read the result of `to_dict`, also if JSON has turned its tuples into lists."""
         pairs = {name: [tuple(pair) for pair in values[name]] for name in ("steps", "zero_grads", "parameters")}
         return cls(**{**values, **pairs, "blocks": [ProfiledBlock(*block) for block in values["blocks"]]})
 
 
 def read_trace(roots: list[Any], parameters: list[tuple[int, int]]) -> CpuTrace:
-    """The trace in a profiler's tree of events (`kineto_results.experimental_event_tree()`)."""
+    """Read the trace in a profiler's tree of events (`kineto_results.experimental_event_tree()`)."""
     trace = CpuTrace(parameters=parameters)
     entries = []
     for event, chain in _walk(roots):
@@ -86,7 +86,7 @@ def read_trace(roots: list[Any], parameters: list[tuple[int, int]]) -> CpuTrace:
 
 
 def _walk(roots: list[Any]) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Every event with the names of the events around it, outermost first."""
+    """Yield every event with the names of the events around it, outermost first."""
     waiting: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in reversed(roots)]
     while waiting:
         event, chain = waiting.pop()
@@ -96,7 +96,7 @@ def _walk(roots: list[Any]) -> Iterator[tuple[Any, tuple[str, ...]]]:
 
 
 def _blocks(entries: list[tuple[int, Any, tuple[str, ...]]], first_forward: int | None) -> list[ProfiledBlock]:
-    """Allocations paired with the next release of the same address, in the order of time."""
+    """Pair allocations with the next release of the same address, in order of time."""
     blocks: list[ProfiledBlock] = []
     open_at: dict[int, ProfiledBlock] = {}
     for time, fields, chain in entries:
@@ -142,7 +142,7 @@ class ReplayOutcome:
 
 
 def orchestrate(trace: CpuTrace) -> list[Life]:
-    """The blocks of the GPU run.
+    """Return the blocks of the GPU run.
 
     >>> state = ProfiledBlock(12, 14, 64, 1, "aten::zeros_like", IN_STEP)      # a temporary of the optimizer
     >>> trace = CpuTrace(blocks=[state], steps=[(10, 20)], first_forward=5, parameters=[(9, 256)])
@@ -189,14 +189,14 @@ def _placed(block: ProfiledBlock, trace: CpuTrace) -> Life:
 
 
 def _gradient_end(block: ProfiledBlock, step: tuple[int, int], trace: CpuTrace) -> int | None:
-    """The next `zero_grad` after the step that uses it; a gradient that is set to zero in place stays."""
+    """Return the next `zero_grad` after the step that uses the gradient; one that is zeroed in place stays."""
     if block.end is None:
         return None
     return next((begin for begin, _ in trace.zero_grads if begin >= step[1]), block.end)
 
 
 def simulate(lives: Iterable[Life], capacity: int) -> ReplayOutcome:
-    """The replay on a card of this capacity; if it runs out, the peaks are those of a card without limit."""
+    """Replay blocks on a GPU with this capacity; if it runs out, the peaks are those without a limit."""
     requests = _in_order(lives)
     try:
         return _replay(requests, CachingAllocator(capacity))
@@ -207,7 +207,7 @@ def simulate(lives: Iterable[Life], capacity: int) -> ReplayOutcome:
 
 
 def _in_order(lives: Iterable[Life]) -> list[tuple[bool, int, Life]]:
-    """Requests (is it an allocation, number of the block, block) by time; at equal times releases come first."""
+    """Return requests (is an allocation, number of the block, block) by time; at equal times releases come first."""
     requests = []
     for number, life in enumerate(lives):
         requests.append((life.start, 1, number, life))

@@ -1,4 +1,4 @@
-"""The model of a step alone: rates of calls, the host's time, and how good both are.
+"""The model of a step alone: rates of calls, the host's time, and the evaluation of both.
 
 `ullage lab train utilization` writes what `ullage.performance` ships.
 """

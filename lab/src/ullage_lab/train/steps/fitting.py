@@ -43,7 +43,7 @@ Begin = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _Sums:
-    """The calls of all runs, each distinct one once, and how often which run makes which."""
+    """The distinct calls of all runs, and how often each run makes each."""
 
     works: list[Work]
     call: npt.NDArray[np.int64]
@@ -81,7 +81,7 @@ def fit(
     trees: int = TREES,
     on_host: Mapping[str, float] | None = None,
 ) -> Rates:
-    """The rates with which these calls and runs come out best. Give it no run that it is to be judged by.
+    """Return the rates that fit these calls and runs best. Pass no run that will be used for judging.
 
     `on_host` says what the host takes for a call of an operator by itself (`runs.calls_on_host`).
     """
@@ -251,7 +251,7 @@ def _grow(
 
 
 def _power(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
-    """Watts without work, and for each share of it."""
+    """Fit the power without work, and for each share of it, in watts."""
     full = [run for run in runs if len(run.shares) == len(SHARES)]
     parts = np.array([[1.0, *(run.shares[name] for name in SHARES)] for run in full])
     watts = least_squares(parts, np.array([run.power_w for run in full]))

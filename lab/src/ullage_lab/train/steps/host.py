@@ -32,14 +32,14 @@ _PASSES = {
 
 
 def of_one_host(runs: Sequence[FollowedRun]) -> list[FollowedRun]:
-    """Those with the host's time, of the machine that has most of them."""
+    """Return the runs with the host's time, of the machine that has most of them."""
     read = [run for run in runs if run.host_s]
     machines = Counter(run.machine for run in read)
     return [run for run in read if run.machine == machines.most_common(1)[0][0]] if read else []
 
 
 def least_squares(parts: Floats, whole: Floats) -> Floats:
-    """The coefficients, none below zero."""
+    """Return the least-squares coefficients, none below zero."""
     from sklearn.linear_model import LinearRegression
 
     fitted = LinearRegression(positive=True, fit_intercept=False).fit(parts, whole)
@@ -110,7 +110,7 @@ def host_and_step(rates: Rates, runs: Sequence[FollowedRun], alone: Mapping[str,
 
 
 def _off(runs: _Runs, speed: float, stretch: float) -> float:
-    """The mean error of steps, as a logarithm."""
+    """Return the mean error of steps, as a logarithm."""
     copy = runs.copied / speed
     each, factors = _fitted(runs, copy, stretch)
     ends = [
@@ -123,7 +123,7 @@ def _off(runs: _Runs, speed: float, stretch: float) -> float:
 
 
 def _named(each: Floats, alone: Mapping[str, float]) -> dict[str, Any]:
-    """Seconds for each of HOST_PARTS, and for calls of operators."""
+    """Return seconds for each of HOST_PARTS, and for calls of operators."""
     names = [(which, name) for which, several in _PASSES.items() for name in several]
     by_column = {key: float(value) for key, value in zip(names, each, strict=True)}
     parts = {name: value for (_, name), value in by_column.items() if name != "calls"} | {**KNOWN_PARTS}
@@ -132,7 +132,7 @@ def _named(each: Floats, alone: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _fitted(runs: _Runs, copy: Floats, stretch: float) -> tuple[Floats, Floats]:
-    """Seconds of each column, and how many times longer each machine takes than the first.
+    """Return the seconds of each column, and each machine's time relative to the first.
 
     At first only steps count that are little longer than what the host takes. Then it is known about how the host's
     time is spread over a step, and all steps in which the GPU waits tell how long the host takes.
@@ -149,7 +149,7 @@ def _fitted(runs: _Runs, copy: Floats, stretch: float) -> tuple[Floats, Floats]:
 
 
 def _solved(runs: _Runs, copy: Floats, by_step: Floats, waits: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """The same, if the host took so long for steps in which the GPU waits.
+    """Return the same, if the host took `by_step` for steps in which the GPU waits.
 
     Errors count relative to the whole, those of a pass at most four times so; outliers count less.
     """

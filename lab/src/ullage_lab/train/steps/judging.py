@@ -52,7 +52,7 @@ def predicted(rates: Rates, runs: Sequence[FollowedRun]) -> dict[str, Utilizatio
 
 
 def of_one_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
-    """Those of the machine whose host the rates know, or else of the one with most: hosts differ more than GPUs."""
+    """Return runs of the machine whose host the rates know, or of the one with most: hosts differ more than GPUs."""
     machines = Counter(run.machine for run in runs)
     known = rates.card.get("machine")
     chosen = known if known in machines or not machines else machines.most_common(1)[0][0]
@@ -60,7 +60,7 @@ def of_one_host(runs: Sequence[AnyRun], rates: Rates) -> list[AnyRun]:
 
 
 def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
-    """The rates on the machine of these runs, none of which is for testing: its host is faster or slower.
+    """Return the rates for the machine of these runs, none of which is for testing: its host is faster or slower.
 
     Where the GPU waits for the host, a step says how long the host takes (`host_speed`); compiled ones are left out. On
     the machine that the rates know, they stay as they are.
@@ -78,7 +78,7 @@ def on_host(rates: Rates, runs: Sequence[FollowedRun]) -> Rates:
 
 
 def host_speed(factors: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """How many times longer a host takes for a step of EVEN_S, and the power with which this grows with the step.
+    """Return how many times longer a host takes for a step of EVEN_S, and the power by which this grows with the step.
 
     By pairs of what the host should take and the factor that it took longer. Powers are small, so few runs, or runs of
     one length, leave it near zero. Runs that are far off count less.
@@ -106,7 +106,7 @@ def host_factors(rates: Rates, runs: Sequence[FollowedRun]) -> list[tuple[float,
 
 
 def lines_of(rates: Rates, learn: Sequence[ReadRun], test: Sequence[FollowedRun]) -> list[UtilizationLine]:
-    """All figures on runs for testing; `learn` are the runs for fitting, which the constant guess is taken from."""
+    """Return all figures on runs for testing; `learn` are the runs for fitting, the source of the constant guess."""
     if not learn or not test:
         raise InvalidValue(
             "runs must include some for fitting and some for testing, of the machine whose host the rates know"

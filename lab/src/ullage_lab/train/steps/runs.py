@@ -21,7 +21,7 @@ from ullage_lab.following import step_of
 
 Notify = Callable[[str], None]
 _MEASURED = ("graph", "loop")
-_NOTHING_US = 0.5  # no kernel is as short: nothing ran, as with lists of no tensors
+_NOTHING_US = 0.5  # shorter than any kernel: nothing ran, such as for empty lists of tensors
 _LEAST_SMACT = 0.25  # of a call whose SMOCC over SMACT is used
 READ = ("step_seconds", "gract", "smact", "smocc", "drama", "power_w")
 _FEW, _USUAL_CALL, _PROFILED = 5, 1e-5, 3.0
@@ -58,13 +58,13 @@ class ReadRun:
 
 @dataclass(frozen=True, kw_only=True)
 class FollowedRun(ReadRun):
-    """The same with the work of a step."""
+    """A training run that was read alone, with the work of its step."""
 
     work: StepWork
 
 
 def read_calls(paths: Iterable[Path]) -> list[MeasuredCall]:
-    """The calls of files that `ullage lab measure calls` wrote; of a call that was timed twice, the last.
+    """Read the calls of files of `ullage lab measure calls`; the last timing of a call counts.
 
     Machines differ by what passes between two calls of a graph. The first line of a file may say by how much it is
     `shorter_us` there than elsewhere, and that is added.
@@ -118,7 +118,7 @@ def calls_in_steps(profiles: Path, steps: Mapping[str, StepCalls]) -> list[Measu
 
 
 def calls_on_host(rates: Iterable[Path], profiles: Path | None) -> dict[str, float]:
-    """Seconds that the host takes for a call of an operator by itself, as `host_name` names them.
+    """Return the host's seconds for a single call of each operator, named by `host_name`.
 
     Single calls were timed in both passes alike (`ullage lab measure calls`). A profile knows the pass, but makes calls
     `_PROFILED` times as long; families for testing are left out. Where both know an operator, the middle of both. A
@@ -200,9 +200,9 @@ def _profiled(row: Mapping[str, Any]) -> dict[str, list[tuple[float, float | Non
 
 
 def resident_warps(grid: Sequence[int], block: Sequence[int], registers: int | None, shared: int | None) -> float:
-    """The share of an SM's warps that a kernel keeps there, by its launch.
+    """Return the share of an SM's warps that a kernel occupies, by its launch.
 
-    Registers and shared memory limit how many blocks an SM takes, and a small grid has no more than one for each.
+    Registers and shared memory limit the blocks of an SM, and a small grid has at most one for each.
 
     >>> resident_warps([4096, 1, 1], [256, 1, 1], 128, 0), resident_warps([64, 1, 1], [256, 1, 1], 32, 0)
     (0.25, 0.125)
@@ -272,7 +272,7 @@ def profiled_runs(profiles: Path) -> list[dict[str, Any]]:
 def follow(
     configurations: Sequence[Mapping[str, Any]], cache: Path | None, notify: Notify = lambda _: None
 ) -> dict[str, StepCalls]:
-    """The steps of runs by their ids; those that the file `cache` lacks are followed now, and added to it."""
+    """Return the steps of runs by id; those that the file `cache` lacks are followed now, and added to it."""
     steps = {} if cache is None else _cached_steps(cache)
     for row in configurations:
         name = str(row["id"])
