@@ -1,4 +1,4 @@
-"""What Ullage answers, case by case, and what differs between two versions of it.
+"""Collects Ullage's answers, case by case, and compares those of two versions.
 
     python benchmarks/answers.py ask [OUT] [--scripts ROOT] [--only PATTERN]    # make answers
     python benchmarks/answers.py diff OLD NEW                                   # make answers-diff OLD=... NEW=...
@@ -83,7 +83,7 @@ def cases(scripts: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def of_file(file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The runs of a file of measurements, each with a name."""
+    """Return the runs of a file of measurements, each with a name."""
     from ullage.jobs import read_rows
 
     return [(f"{file.name.partition('.')[0]}/{row['id']}", {"row": row}) for row in read_rows(file) if "id" in row]
@@ -105,7 +105,7 @@ def has_slurm() -> bool:
 
 
 def without_slurm(page: Path) -> str:
-    """A page, without the marks of commands for Slurm where there is none."""
+    """Return a page, without the marks of commands for Slurm if it is not installed."""
     return page.read_text() if has_slurm() else page.read_text().replace("<!-- record on ", "<!-- on ")
 
 
@@ -117,7 +117,7 @@ def answer(case: dict[str, Any], way: str) -> dict[str, Any]:
         if "script" in case:
             return of_script(case, by_command=way == "alone")
         return {name: PASSING.sub("…", text).splitlines() for name, text in printed(case).items()}
-    except Exception as error:  # a refusal is an answer
+    except Exception as error:  # an error is an answer, too
         return {"failed": str(error).partition("\n")[0] or type(error).__name__}
 
 
@@ -127,7 +127,7 @@ def figures(estimate: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_script(case: dict[str, Any], by_command: bool) -> dict[str, Any]:
-    """A script's figures, by the command that a user would type or by the function."""
+    """Return a script's figures, from the command that a user would type or from the function."""
     os.chdir(case["cwd"])
     if not by_command:
         return figures(ullage.estimate(case["script"], args=case["args"], gpu="H200").to_dict(False, False))
@@ -142,7 +142,7 @@ def of_script(case: dict[str, Any], by_command: bool) -> dict[str, Any]:
 
 
 def printed(case: dict[str, Any]) -> dict[str, str]:
-    """What a program prints, or the recorded commands of a page, each block by its number."""
+    """Return the output of a program, or of the recorded commands of a page, each block by its number."""
     if "program" in case:
         return {"printed": record().printed(case["program"])}
     blocks = record().BLOCK.findall(record().record(without_slurm(case["page"])))
@@ -150,7 +150,7 @@ def printed(case: dict[str, Any]) -> dict[str, str]:
 
 
 class Asker:
-    """A process that answers. One that ended without an answer is replaced for the next question."""
+    """A process that answers. If it ends without an answer, a new one gets the next question."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -184,14 +184,14 @@ def serve(pipe: Any) -> None:
     while True:
         try:
             case, way = pipe.recv()
-        except EOFError:  # nobody asks any more
+        except EOFError:  # no more questions
             return
         os.chdir(ROOT)
         pipe.send(answer(case, way))
 
 
 def three(case: dict[str, Any], asker: Asker) -> dict[str, dict[str, Any]]:
-    """The answers of a process of its own, and of one that is kept."""
+    """Return the answers of a fresh process, and of a reused one."""
     own = Asker()
     answers = {"alone": own.ask(case, "alone")}
     own.close()
@@ -201,7 +201,7 @@ def three(case: dict[str, Any], asker: Asker) -> dict[str, dict[str, Any]]:
 
 
 def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str, dict[str, Any]]:
-    """The answers to all cases, some of which may be in the file beside `out` from a run that was interrupted."""
+    """Return the answers to all cases, some perhaps from the file of an interrupted run next to `out`."""
     from ullage.cli.progress import following
 
     part = out.with_name(f"{out.name}.part")
@@ -213,7 +213,7 @@ def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str,
     part.write_text("".join(f"{line}\n" for line in lines))
     by_case = {name: answers for name, answers in map(json.loads, lines[1:]) if name in wanted}
     missing = [name for name in wanted if name not in by_case]
-    random.Random(SEED).shuffle(missing)  # so that unlike cases come before one
+    random.Random(SEED).shuffle(missing)  # so that different cases precede each case
     idle: queue.SimpleQueue[Asker] = queue.SimpleQueue()
     askers = [Asker() for _ in range(workers)]
     for each in askers:
@@ -240,7 +240,7 @@ def ask(out: Path, wanted: dict[str, dict[str, Any]], workers: int) -> dict[str,
 
 
 def fingerprint() -> str:
-    """What answers may depend on: the files of this project that are read for them, and the packages."""
+    """Return a key of what answers depend on: this project's files, and the packages."""
     packages = sorted(f"{package.name} {package.version}" for package in importlib.metadata.distributions())
     digest = hashlib.sha256(json.dumps([sys.version, packages]).encode())
     for top in CASES_ARE_IN:
@@ -251,7 +251,7 @@ def fingerprint() -> str:
 
 
 def written(by_case: dict[str, dict[str, Any]], places: dict[str, str]) -> tuple[str, list[str]]:
-    """The text of the file, and the cases whose answer depends on what came before."""
+    """Return the text of the file, and the cases whose answer depends on earlier ones."""
     lines, unsteady = [], defaultdict(list)
     for name, answers in by_case.items():
         for field in sorted({field for fields in answers.values() for field in fields}):
@@ -273,7 +273,7 @@ def read(file: Path) -> dict[tuple[str, str], Any]:
 
 
 def diff(old: Path, new: Path) -> bool:
-    """Print what differs; whether anything does."""
+    """Print the differences; return whether there are any."""
     before, after = read(old), read(new)
     differ = sorted(key for key in before.keys() | after.keys() if before.get(key, ...) != after.get(key, ...))
     for key in differ:

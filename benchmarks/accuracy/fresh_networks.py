@@ -1,4 +1,4 @@
-"""How well convolutional networks are estimated whose families no guess was fitted on.
+"""The accuracy of estimates of convolutional networks from families outside all fits.
 
     python benchmarks/accuracy/fresh_networks.py benchmarks/data/h200_fresh_second.jsonl.gz
     python benchmarks/accuracy/fresh_networks.py benchmarks/data/h200_fresh_second.jsonl.gz \
@@ -35,12 +35,12 @@ from ullage.virtual.cudnn import cudnn_query
 from ullage.virtual.releases import MEASURED, as_measured
 from ullage_lab.judge.truth import measured_rows
 
-_inside = ExitStack()  # for the life of a process that estimates
+_inside = ExitStack()  # open for the life of an estimating process
 _card = [gpu("H200")]
 
 
 def _begin(answers: Path | None, live: bool) -> None:
-    """In a process that estimates: an H200 whose cuDNN has given these answers, or this machine's card."""
+    """Set up an estimating process: an H200 with these answers of cuDNN, or this machine's GPU."""
     torch.set_num_threads(1)
     if live:
         _card[0] = gpu("local")

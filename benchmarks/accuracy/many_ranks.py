@@ -23,7 +23,7 @@ from ullage.jobs.job import Ranks
 
 
 def compare(rows: list[Row]) -> None:
-    """Estimate each and print how far off the estimates are."""
+    """Estimate each training and print the errors."""
     results = []
     for row in rows:
         begin = time.perf_counter()
@@ -51,7 +51,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def report(results: list[Row]) -> str:
-    """A table of errors by strategy."""
+    """Return a table of errors by strategy."""
     lines = ["strategy    runs  given  exact  median   90 %   worst  alloc. exact  upper holds"]
     judged = [row for row in results if row.get("peak_reserved") and not row.get("oom")]
     for strategy in ("all", *sorted({row["strategy"] for row in judged})):
@@ -73,7 +73,7 @@ def report(results: list[Row]) -> str:
 
 
 def _holds(row: Row) -> bool:
-    """Whether the bound holds. A fake group takes nothing of what is counted for NCCL, so that must not help."""
+    """Whether the bound holds, without the memory counted for NCCL, which a fake group does not use."""
     if row["strategy"] == "ddp":
         return bool(row["upper"] >= row["process_truth"])
     return bool(row["upper"] - row["context"] - row.get("connections", 0) >= row["peak_reserved"])

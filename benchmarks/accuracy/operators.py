@@ -48,7 +48,7 @@ STICKY = ("CUDA error", "device-side assert", "illegal memory")  # after these, 
 
 @contextmanager
 def recorded() -> Iterator[list[int]]:
-    """What PyTorch's allocator is asked for on the real GPU."""
+    """Record the requests to PyTorch's allocator on the real GPU."""
     events: list[int] = []
     torch.cuda.synchronize()
     torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=1_000_000)
@@ -68,7 +68,7 @@ def recorded() -> Iterator[list[int]]:
 
 
 def calls(most: int, drawn: int, seed: int, part: tuple[int, int], family: str) -> Iterator[tuple[list[Any], Any]]:
-    """Every call of a part, and what runs it with a recorder."""
+    """Yield every call of a part, and a function that runs it with a recorder."""
     first, parts = part
     for call in draw(drawn, seed, family)[first - 1 :: parts]:
         yield ["drawn", *call], lambda recorder, call=call: run_drawn(call, "cuda", recorder)
@@ -97,7 +97,7 @@ def measure(most: int, drawn: int, seed: int, part: tuple[int, int], family: str
             try:
                 if isinstance(run_with, Exception):
                     raise run_with
-                run_with(recorded)  # once to load kernels and fill caches
+                run_with(recorded)  # a first time to load kernels and fill caches
                 result: Any = run_with(recorded)
             except Exception as error:
                 text = str(error)
@@ -124,7 +124,7 @@ def _without_skip() -> list[str]:
 
 
 def warm_up() -> None:
-    """Libraries take their workspaces once: let them, in the forward and the backward thread."""
+    """Let libraries allocate their workspaces, which happens once, in the forward and the backward thread."""
     for dtype in (torch.float32, torch.bfloat16, torch.complex64):
         weight = torch.rand(64, 64, device="cuda").to(dtype).requires_grad_()
         x = torch.rand(32, 64, device="cuda").to(dtype)
@@ -136,7 +136,7 @@ def warm_up() -> None:
 
 
 def compare(file: Path, only: str, show: int) -> None:
-    """Print how many calls are as measured on the virtual GPU, and the worst of the others."""
+    """Print how many calls are exact on the virtual GPU, and the worst of the others."""
     from tests.virtual.recording import recorded_events
 
     import ullage
@@ -208,13 +208,13 @@ def print_exceptions() -> None:
 
 
 def measure_recurrent(count: int, seed: int, out: Path) -> None:
-    """Write a line for each call that was drawn."""
+    """Write a line for each drawn call."""
     failed = 0
     with gzip.open(out, "wt") as file:
         for call in recurrent.draw(count, seed):
             try:
                 events = recurrent.run(call, recorded)
-            except RuntimeError as error:  # cuDNN does not take every call
+            except RuntimeError as error:  # cuDNN does not support every call
                 failed += 1
                 print(call, str(error).splitlines()[0], file=sys.stderr)
                 continue

@@ -34,7 +34,7 @@ STEPS = 3
 
 
 def on_the_gpu(model: torch.nn.Module) -> torch.nn.Module:
-    """A model that was made without memory, moved as its weights would be: tied ones once."""
+    """Return a model that was built without memory on the GPU, with tied weights once."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -234,7 +234,7 @@ TRAININGS: dict[str, Callable[..., int | None]] = {
 
 
 def other_versions(packages: dict[str, str]) -> list[str]:
-    """What is installed in another version than the authors had; `None` for what is missing."""
+    """List packages whose installed version differs from the authors'; `None` if missing."""
     others = []
     for name, wanted in packages.items():
         try:
@@ -247,7 +247,7 @@ def other_versions(packages: dict[str, str]) -> list[str]:
 
 
 def compare(case: dict[str, Any]) -> dict[str, Any]:
-    """One case: theirs and ours, in bytes."""
+    """Return the published and the estimated bytes of a case."""
     os.environ[VARIABLE] = case["release"]
     with Rank(case["settings"].get("ranks", 1)).entered(), ullage.virtual_gpu(case["gpu"]) as gpu:
         peak = TRAININGS[case["training"]](**case["settings"])
@@ -267,7 +267,7 @@ def compare(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def results(only: str) -> Iterator[dict[str, Any]]:
-    """Every case that can be run here; the others are named on stderr."""
+    """Yield every case that can run here; name the others on stderr."""
     for case in json.loads(CASES.read_text()):
         if not case["id"].startswith(only):
             continue
@@ -278,7 +278,7 @@ def results(only: str) -> Iterator[dict[str, Any]]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """The comparison in Markdown, with the error of each group of cases."""
+    """Print the comparison in Markdown, with the error of each group of cases."""
     print("| case | GPU | figure | theirs, GiB | ours, GiB | error | other versions here |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:

@@ -55,7 +55,7 @@ WAITS = 3  # of a usual training step: two copies to the GPU, and the loss
 
 
 def job(step_s: float, share: float) -> Utilization:
-    """A job that keeps the GPU busy for a share of its step."""
+    """Return a job that keeps the GPU busy for a share of its step."""
     return Utilization(
         gpu=CARD.name,
         step_s=step_s,
@@ -77,7 +77,7 @@ def job(step_s: float, share: float) -> Utilization:
 
 
 def by_copies(steps: Mapping[str, float], pairs: Sequence[Pair], how: str) -> dict[str, Utilization]:
-    """Jobs whose share of the GPU makes two copies as fast as they were."""
+    """Return jobs whose share of the GPU explains the measured speed of two copies."""
     jobs = {}
     for (one, other), speeds in pairs:
         if one != other:
@@ -102,7 +102,7 @@ def cifar_resnet18() -> Any:
 
 
 def by_name(names: Iterable[str], card: str, seconds: Mapping[str, float]) -> dict[str, Utilization]:
-    """Jobs as they are predicted on a GPU, and how far that is from the time that their step took alone."""
+    """Return jobs as predicted on a GPU, and print the error of their steps alone."""
     jobs = {}
     for name in names:
         known = next((source for words, source in NAMED.items() if all(word in name for word in words)), None)
@@ -127,7 +127,7 @@ def by_name(names: Iterable[str], card: str, seconds: Mapping[str, float]) -> di
 
 
 def show(name: str, pairs: Sequence[Pair], jobs: Mapping[str, Utilization], how: str) -> None:
-    """How far speeds are off, beside one speed for all of them."""
+    """Print the errors of speeds, next to those of one speed for all."""
     chosen = [pair for pair in pairs if all(each in jobs for each in pair[0])]
     true = [speed for _, speeds in chosen for speed in speeds]
     predicted = [each.speed for names, _ in chosen for each in share_of([jobs[one] for one in names], CARD, how).jobs]
@@ -151,7 +151,7 @@ def _points(predicted: Sequence[float], true: Sequence[float]) -> float:
 
 
 def lucid(folder: Path) -> None:
-    """1,388 pairs of jobs, without MPS."""
+    """Judge 1,388 pairs of jobs, without MPS."""
     read = {_lucid_name(row, ""): row for row in _rows(folder / "single_data.csv")}
     steps = {name: float(row["batchsize"]) / float(row["speed"]) for name, row in read.items()}
     pairs: list[Pair] = [
@@ -188,7 +188,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
 
 
 def gavel(file: Path) -> None:
-    """Pairs of jobs on each of three GPUs, by MPS."""
+    """Judge pairs of jobs on each of three GPUs, with MPS."""
     for card, table in json.loads(file.read_text()).items():
         if card.endswith("_unconsolidated"):
             continue

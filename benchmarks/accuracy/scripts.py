@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 
 def kind_of(name: str) -> str:
-    """The kind of a drawn script.
+    """Return the kind of a drawn script.
 
     >>> kind_of("compile-2-07")
     'compile'
@@ -62,7 +62,7 @@ def kind_of(name: str) -> str:
 
 
 def public_runs(root: Path) -> Iterator[Row]:
-    """The public scripts whose repository is there, as rows for `ullage measure`."""
+    """Yield the public scripts with a cloned repository, as rows for `ullage measure`."""
     for row in json.loads(PUBLIC.read_text().replace("{root}", str(root))):
         folder = root / row["cwd"]
         if folder.is_dir():
@@ -74,7 +74,7 @@ def public_runs(root: Path) -> Iterator[Row]:
 
 
 def unpack(folder: Path) -> None:
-    """Write the drawn scripts and their lists, those that take longest first."""
+    """Write the drawn scripts and their lists, slowest first."""
     folder.mkdir(parents=True, exist_ok=True)
     lists: dict[str, list[Row]] = {"runs": [], "alone": []}
     for row in read_rows(DRAWN):
@@ -94,7 +94,7 @@ def unpack(folder: Path) -> None:
 
 
 def estimate(run: Row, gpu: str) -> Row:
-    """The estimate of one script by the command that a user would type."""
+    """Return the estimate of a script, from the command that a user would type."""
     command = [sys.executable, "-m", "ullage", "estimate", run["script"], "--gpu", gpu, "--json", "--"]
     command += run.get("args", [])
     own = run.get("env", {})
@@ -127,7 +127,7 @@ def estimate_all(runs: Path, names: list[str], out: Path, gpu: str) -> None:
 
 
 def pairs(measured: Path, estimates: Path) -> Iterator[tuple[Row, Row]]:
-    """The scripts that ran to their end and were estimated, whether that failed or not."""
+    """Yield the scripts that finished and have an estimate or a failure."""
     known = {row["id"]: row for row in read_rows(estimates)}
     for run in sorted(read_rows(measured), key=lambda row: str(row["id"])):
         if "failed" not in run and "oom" not in run and run["id"] in known:
@@ -135,7 +135,7 @@ def pairs(measured: Path, estimates: Path) -> Iterator[tuple[Row, Row]]:
 
 
 def errors(run: Row, guess: Row) -> tuple[float, float]:
-    """By how much reserved and allocated memory are off, as shares; below zero where the estimate is too low."""
+    """Return the errors of reserved and allocated memory as shares, negative if the estimate is too low."""
     return (guess["peak_reserved"] / run["peak_reserved"] - 1, guess["peak_allocated"] / run["peak_alloc"] - 1)
 
 
@@ -169,7 +169,7 @@ def compare_public(measured: Path, estimates: Path, *, faster: bool) -> None:
 
 
 def _summary(by_error: list[tuple[float, str]]) -> str:
-    """How many scripts, how many of them exact, the median and the worst error."""
+    """Return the number of scripts, the number of exact ones, the median and the worst error."""
     if not by_error:
         return "0 scripts"
     worst, name = max(by_error)
@@ -178,7 +178,7 @@ def _summary(by_error: list[tuple[float, str]]) -> str:
 
 
 def process_memory(run: Row) -> int | None:
-    """The most that the measured process took on the GPU, as far as NVML was asked."""
+    """Return the most memory of the measured process on the GPU, in NVML's readings."""
     if run.get("nvml_end") is None:
         return None
     at_peak: int = run["nvml_end"] - run["end_reserved"] + run["peak_reserved"]
@@ -186,14 +186,14 @@ def process_memory(run: Row) -> int | None:
 
 
 def _share(shares: list[float]) -> str:
-    """Exact ones, median, 90th percentile and worst of a list of errors."""
+    """Return the number of exact ones, the median, the 90th percentile and the worst of a list of errors."""
     sizes = [abs(share) for share in shares]
     exact, worst = sum(size == 0 for size in sizes), max(shares, key=abs)
     return f"{exact} | {statistics.median(sizes):.2%} | {quantile(sizes, 0.9):.2%} | {worst:+.2%}"
 
 
 def compare_drawn(measured: Path, estimates: Path, *, each: bool) -> None:
-    """Print the table by kinds, and what failed; with `each` every script too."""
+    """Print the table by kind, and the failures; with `each`, also every script."""
     both = list(pairs(measured, estimates))
     shares = ("exact", "median", "90 %", "worst")
     reserved_of, allocated_of = ([f"{what}: {shares[0]}", *shares[1:]] for what in ("reserved", "allocated"))

@@ -66,11 +66,11 @@ def rad_rm(
         at_a_time=1,
         bookkeeping=False,
         label=label,
-        world=World(reading_s=WINDOW_S, monitor_delay_s=0.0),  # who is idle is asked anew each time
+        world=World(reading_s=WINDOW_S, monitor_delay_s=0.0),  # idle GPUs are read again each time
     )
 
 
-_last = -1  # the index of the GPU that round-robin gave away last
+_last = -1  # the index of the last GPU that round-robin chose
 
 
 def _idle_first(job: Job, gpus: Sequence[GpuView], key: Callable[[GpuView], float]) -> list[GpuView]:

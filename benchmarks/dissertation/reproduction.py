@@ -36,7 +36,7 @@ SHOWN = ("ooms", "total", "waiting", "running", "completion", "energy")
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the chapter: on which trace, what the authors call it, and what they published of it."""
+    """A run of the chapter: its trace, the authors' name for it, and their published figures."""
 
     trace: str
     name: str
@@ -52,7 +52,7 @@ class Done:
     figures: Sequence[Figures]
 
     def values(self, measure: str) -> list[float]:
-        """A figure of every seed, in the units of the tables."""
+        """Return a figure for every seed, in the units of the tables."""
         scale = {"time": 60.0, "energy": 1e6}.get(MEASURES[measure].unit, 1.0)
         return [(MEASURES[measure].of(each) or 0.0) / scale for each in self.figures]
 
@@ -60,7 +60,7 @@ class Done:
         return statistics.fmean(self.values(measure))
 
     def spread(self, measure: str, digits: int = 0) -> str:
-        """The mean, and the range over all seeds."""
+        """Return the mean and the range over all seeds."""
         values = self.values(measure)
         return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -268,7 +268,7 @@ def _against(done: Done, base: Done, measure: str) -> str:
 
 
 def changes_table(section: Sequence[Done]) -> str:
-    """What becomes of runs if one thing is changed."""
+    """Return a table of runs with one change each."""
     rows = [[done.run.name, _count(done), done.spread("total")] for done in section]
     return table(["run on the 60-task trace", "OOMs", "total, min"], rows)
 
@@ -319,7 +319,7 @@ ORDERS = (
 
 
 def order_table(sections: Mapping[str, Sequence[Done]]) -> str:
-    """Whether runs come in the order in which theirs came."""
+    """Return a table that compares the order of runs with the authors'."""
     rows = []
     for words, section, measure in ORDERS:
         seen = agreement(sections[section], measure)

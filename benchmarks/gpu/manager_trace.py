@@ -114,7 +114,7 @@ OVERBOOKING = {"smact_limit": '"off"', "unknown": '"floor"', "free_floor": '"1Gi
 
 
 def warm_up(client: Client, patience: float) -> None:
-    """Have one estimate made and nothing run, as in a daemon that has been in use."""
+    """Make one estimate without running a job, as in a daemon that has been in use."""
     [number] = client.submit(words(KINDS[0], 0.01), hold=True)
     client.wait_for_estimate(number, timeout=patience)
     client.cancel(number)
@@ -145,12 +145,12 @@ class Energy:
             return
 
     def joules(self) -> float | None:
-        """Since the driver was loaded."""
+        """Return the joules since the driver was loaded."""
         return None if self._handle is None else self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
 
 
 def settings(run: str, trace: Trace, virtual: str | None) -> str:
-    """The settings of a run: `POLICY/placing.gain=0.1` changes one."""
+    """Return the settings of a run: `POLICY/placing.gain=0.1` changes one."""
     tables = {"monitoring": {}, "placing": {}, "estimating": dict(ESTIMATING)}
     if trace.overbooks:
         tables["placing"] |= OVERBOOKING
@@ -166,7 +166,7 @@ def settings(run: str, trace: Trace, virtual: str | None) -> str:
 
 
 def serve(home: Path, run: str, trace: Trace, virtual: str | None) -> subprocess.Popen[bytes]:
-    """A daemon that answers, with the run's policy and way of sharing."""
+    """Start a daemon with the run's policy and way of sharing, and wait until it answers."""
     place, _, sharing = run.partition("+")
     policy = place.partition("/")[0]
     site = home / "site.toml"
@@ -203,14 +203,14 @@ def play(client: Client, jobs: list[tuple[float, Kind]], share: float, exclusive
 
 
 def tell(job: dict[str, Any], client: Client) -> None:
-    """Why a job did not end well."""
+    """Print why a job failed."""
     causes = [f"{attempt['cause']} ({attempt.get('detail')})" for attempt in job["attempts"]]
     print(f"  job {job['id']} {job['name']}: {job['state']}: {'; '.join(causes)}", file=sys.stderr)
     print(client.logs(job["id"], "stderr")[-1000:], file=sys.stderr)
 
 
 def estimate(trace: Trace, options: argparse.Namespace, home: Path) -> dict[str, float]:
-    """Have the jobs of a trace estimated and nothing run; how long each took. The home's database keeps the answers."""
+    """Estimate the jobs of a trace without running them; return the time of each. The home keeps the answers."""
     daemon = serve(home, "ullage", trace, options.virtual)
     began, seconds = time.monotonic(), {}
     try:
@@ -281,7 +281,7 @@ def in_database(home: Path) -> dict[str, Any]:
 
 
 def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, estimated: Path | None) -> dict[str, Any]:
-    """Play the trace; what became of it. `estimated` is a home whose estimates are there from the start."""
+    """Play the trace and return its record. `estimated` is a home that has the estimates from the start."""
     energy, jobs = Energy(), arrivals(trace)
     with tempfile.TemporaryDirectory(prefix="ullage-trace-") as folder:
         if estimated is not None:
@@ -331,7 +331,7 @@ def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, esti
 
 
 def line(run: dict[str, Any], first: dict[str, Any]) -> str:
-    """The figures of a run beside those of the first one."""
+    """Return the figures of a run next to those of the first one."""
     less = f"{1 - run['makespan_s'] / first['makespan_s']:.0%} less"
     energy = "energy unknown"
     if run["energy_kj"] and first["energy_kj"]:
@@ -373,7 +373,7 @@ def print_speeds(runs: list[dict[str, Any]]) -> None:
 
 
 def print_compared(traces: list[list[dict[str, Any]]]) -> None:
-    """How much shorter `ullage` is than policies that shared the GPU in the same way. Repeated runs count once."""
+    """Print how much shorter `ullage` is than policies with the same way of sharing. Repeated runs count once."""
     less: dict[str, list[tuple[float, float]]] = {}
     for runs in traces:
         means = {

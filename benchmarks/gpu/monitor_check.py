@@ -31,7 +31,7 @@ results: dict[str, Any] = {"checks": {}}
 
 
 def check(name: str, value: Any, holds: Callable[[Any], bool], unknown_is_fine: bool = False) -> None:
-    """One line; a value that is `None` is unknown, which fails unless it may be."""
+    """Print the line of a check; an unknown value (`None`) fails unless it is allowed."""
     verdict = ("unknown" if unknown_is_fine else "FAILED") if value is None else "ok" if holds(value) else "FAILED"
     results["checks"][name] = {"value": value, "verdict": verdict}
     print(f"  {verdict:8} {name}: {value if not isinstance(value, float) else round(value, 4)}")
@@ -45,7 +45,7 @@ def show(title: str, reading: GPUReading | ActivityBetween) -> None:
 
 
 def look_at(source: Source, seconds: float) -> list[Device]:
-    """One reading of each device of a source, over so many seconds."""
+    """Read each device of a source, over some seconds."""
     devices = source.devices()
     print(f"\nsource {source.name}: {len(devices)} device(s); hint: {source.hint}")
     for device in devices:
@@ -73,7 +73,7 @@ def look_at(source: Source, seconds: float) -> list[Device]:
 
 @contextmanager
 def measured(title: str, device: Device, seconds: float) -> Iterator[ActivityBetween]:
-    """The activity of a load, with what a monitor that samples meanwhile makes of it."""
+    """Measure the activity of a load, and compare it with a monitor that samples meanwhile."""
     with (
         Monitor(NvmlSource(), interval=0.25, window=max(90.0, seconds)) as monitor,
         activity_between(device.id) as activity,
@@ -87,7 +87,7 @@ def measured(title: str, device: Device, seconds: float) -> Iterator[ActivityBet
 
 
 def loads(device: Device, seconds: float) -> None:
-    """Three loads whose figures are known beforehand, roughly."""
+    """Run three loads with roughly known figures."""
     import torch
 
     idle = NvmlSource().read(device.id).power_w

@@ -143,7 +143,7 @@ def many(home: Path, jobs: int, times: list[float]) -> None:
 
 
 def timed(client: Client, **more: object) -> float:
-    """Seconds until a submission is acknowledged, with an environment as large as this one."""
+    """Return the seconds until a submission is acknowledged, with an environment as large as this one."""
     values = {"command": ["true"], "cwd": "/tmp", "memory": 1 << 30, "env": dict(os.environ), **more}
     spec = JobSpec.model_validate(values)
     began = time.perf_counter()
@@ -184,7 +184,7 @@ def starts(home: Path, jobs: int) -> None:
 
 
 class Pings:
-    """Somebody else, who asks all the time whether the daemon is there."""
+    """A second process that pings the daemon all the time."""
 
     def __init__(self, home: Path) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -192,7 +192,7 @@ class Pings:
         self.longest()
 
     def longest(self) -> float:
-        """The longest wait since this was asked before."""
+        """Return the longest wait since the last call."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("next\n")
         self._process.stdin.flush()
@@ -288,14 +288,14 @@ def estimate_kinds(home: Path) -> None:
 
 
 def processor_seconds_of_daemon() -> float:
-    """Of the daemon, the only child of this process, and of its own children that have ended."""
+    """Return the processor time of the daemon, the only child, and of its ended children."""
     [serving] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     fields = Path(f"/proc/{serving}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds() -> float:
-    """Of all processes that were started here and have ended."""
+    """Return the processor time of all ended children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -76,7 +76,7 @@ def chromium(priority: int, folder: Path) -> str:
 
 
 def wait_for_page(log: Path) -> str:
-    """The address of the page once it answers."""
+    """Wait until the page answers, and return its address."""
     while True:
         match = re.search(r"(http\S+)/sign-in#code=", log.read_text())
         if match:
@@ -96,7 +96,7 @@ def fill(client: Client, jobs: int, gpus: int) -> None:
 
 
 def paint(client: Client, browser: Browser, url: str, daemon: int, pages: int) -> None:
-    """How soon a new visitor sees something."""
+    """Print how soon a new visitor sees something."""
     for path, there in PATHS.items():
         times = [first_seen(client, browser, url, path, there) for _ in range(5)]
         first, data = (statistics.median(each) for each in zip(*times, strict=True))
@@ -105,7 +105,7 @@ def paint(client: Client, browser: Browser, url: str, daemon: int, pages: int) -
 
 
 def cost(client: Client, browser: Browser, url: str, daemon: int, pages: int) -> None:
-    """What open pages cost the daemon."""
+    """Print what open pages cost the daemon."""
     by_pages: dict[int, list[tuple[list[float], float]]] = {0: [], pages: []}
     for _ in range(TURNS):
         for number in by_pages:
@@ -125,7 +125,7 @@ def cost(client: Client, browser: Browser, url: str, daemon: int, pages: int) ->
 
 
 def visit(client: Client, browser: Browser, url: str, path: str) -> Any:
-    """Somebody else who has signed in, at a page."""
+    """Open a page as another signed-in user."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     context.set_default_timeout(120_000)
     tab = context.new_page()

@@ -1,4 +1,4 @@
-"""What cuFFT says that its plans need as a workspace, for transforms drawn at random; needs a GPU.
+"""Records cuFFT's workspaces of plans for transforms drawn at random; needs a GPU.
 
     python benchmarks/training/cufft_workspaces.py --seconds 60 --seed 1 --out cufft_h200.csv.gz
     python benchmarks/training/cufft_workspaces.py --lengths 1/2 --out lengths_h200.csv.gz
@@ -164,7 +164,7 @@ def write_table(files: list[Path], out: Path) -> None:
 
 
 def main() -> None:
-    """Ask for as long as was said."""
+    """Query cuFFT for the given time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)

@@ -140,7 +140,7 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 
 
 def source_of(workload: KnownWorkload) -> tuple[Any, dict[str, Any]]:
-    """What to ask of: a model's name and options, or a function."""
+    """Return what to estimate: a model's name and options, or a function."""
     options = dict(workload.training)
     if "function" in options:
         return FUNCTIONS[options["function"]], {"steps": None}
@@ -148,7 +148,7 @@ def source_of(workload: KnownWorkload) -> tuple[Any, dict[str, Any]]:
 
 
 def memory(workload: KnownWorkload) -> dict[str, Any]:
-    """How much memory it takes by several estimators, and the predicted time of a step where it was measured."""
+    """Return its memory by several estimators, and the predicted step on the GPU of the measurement."""
     source, options = source_of(workload)
     estimate = answer_request(request_of(source, options), MEASURED_ON)
     assert estimate.utilization is not None
@@ -180,7 +180,7 @@ def with_step(alone: Utilization, step_s: float) -> Utilization:
 
 
 def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, Any]:
-    """What it does on a GPU that it has to itself; `predicted_s` is the predicted step where it was measured."""
+    """Return its activity alone on a GPU; `predicted_s` is the predicted step on the GPU of the measurement."""
     source, options = source_of(workload)
     usage = answer_request(request_of(source, options), gpu).utilization
     if gpu == MEASURED_ON:
@@ -194,7 +194,7 @@ def alone(workload: KnownWorkload, gpu: str, predicted_s: float) -> dict[str, An
 
 
 def promised(model: str, estimator: str, options: dict[str, Any]) -> int | None:
-    """What another estimator says, as it is built here; None where it has no answer."""
+    """Return the figure of another estimator, as it is built here; None without one."""
     try:
         return answer_request(request_of(model, options, estimator), MEASURED_ON).bound
     except ullage.UllageError as error:

@@ -37,7 +37,7 @@ def ullage(*words: object) -> None:
 
 
 def header(file: Path) -> dict[str, Any]:
-    """What a file of weights tells about itself."""
+    """Return the header of a file of weights."""
     from safetensors import safe_open
 
     with safe_open(file, "numpy") as opened:
@@ -116,7 +116,7 @@ def fast_card() -> str:
 
 
 def main() -> None:
-    """All steps, or those that are asked for."""
+    """Run all steps, or the requested ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", nargs="*", type=Path, help="files of 'ullage lab measure dataset'")
     parser.add_argument("--only", choices=["gpumemnet", "fast", "cards"], help="one step alone")

@@ -92,7 +92,7 @@ class Selection:
         return [self._on_device(each) for each in arrays]
 
     def __call__(self, rows: Any, r: Any) -> Any:
-        """Places of the rows that are asked."""
+        """Return the places of the rows to query."""
         torch = self._torch
         with torch.no_grad():
             given = torch.from_numpy(inputs_of(rows, self._direction)).to(self._device)
@@ -118,7 +118,7 @@ class QuickAsker(Asker):
         self._quick.begin(*functions, self._handle)
 
     def choices(self, direction: str, rows: Any) -> list[Choice | None]:
-        """What `choice` says of each row."""
+        """Return the result of `choice` for each row."""
         rows, ends = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(outputs(rows), np.int64)
         answers, results = np.zeros((len(rows), 3 + 2 * MOST_KNOBS), np.int64), np.empty(len(rows), np.int8)
         pointers = (ctypes.c_void_p(each.ctypes.data) for each in (rows, ends, answers, results))
@@ -130,7 +130,7 @@ class QuickAsker(Asker):
         return choices
 
     def slow_choices(self, direction: str, rows: Any) -> list[Choice | None]:
-        """The same, one by one."""
+        """Return the same, one by one."""
         choices: list[Choice | None] = []
         for problem in problems_of(rows, direction):
             try:
@@ -168,7 +168,7 @@ def _ask(number: int, workers: int, until: float, folder: Path, first: int, unsu
 
 
 def ask(folder: Path, seconds: float, workers: int, first: int, unsure: bool) -> None:
-    """Ask for so long."""
+    """Query cuDNN in several processes for some seconds."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / LIBRARY).exists():
         source = Path(__file__).with_name("asking.c")

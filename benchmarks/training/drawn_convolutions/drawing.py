@@ -114,7 +114,7 @@ def _rows(r: Any, n: int, wider: bool) -> Any:
 
 
 def _layers(r: Any, n: int) -> Any:
-    """Rows like layers of networks."""
+    """Draw rows like layers of networks."""
     dims = _pick(r, n, [2, 1, 3], [0.82, 0.09, 0.09])
     flat, line, box = dims == 2, dims == 1, dims == 3
     kind = _pick(r, n, [0, 1, 2], [0.4, 0.3, 0.3])
@@ -161,7 +161,7 @@ def _layers(r: Any, n: int) -> Any:
 
 
 def outputs(rows: Any) -> Any:
-    """Lengths of the outputs."""
+    """Return the lengths of the outputs."""
     return np.stack(Lengths(rows.T).out, 1)
 
 
@@ -194,13 +194,13 @@ def draw(seed: int, count: int = CHUNK) -> Any:
 
 
 def inputs_of(rows: Any, direction: str) -> Any:
-    """What the network is told of drawn rows."""
+    """Return the network's inputs for drawn rows."""
     columns = network_inputs(Lengths(rows.T), direction, lambda values: np.log2(np.maximum(values, 1)), np.minimum)
     return np.stack([np.asarray(column, np.float32) for column in columns], 1)
 
 
 def problems_of(rows: Any, direction: str) -> list[ConvolutionProblem]:
-    """Drawn rows as problems."""
+    """Return drawn rows as problems."""
     problems = []
     for row, out in zip(rows.tolist(), outputs(rows).tolist(), strict=True):
         dims, kind, last, batch, inner, outer, groups = row[:7]
