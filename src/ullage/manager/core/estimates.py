@@ -37,8 +37,8 @@ from ullage.units import GIB, format_duration
 
 @dataclass(frozen=True)
 class EstimateQuestion:
-    """One thing to estimate: a script with its arguments, a module, or a model with options. `program` and `launcher`
-    are those of `ScriptCommand`. Only a process with the user's rights checks the path."""
+    """A script with its arguments, a module, or a model with options, to estimate. `program` and `launcher` are those
+    of `ScriptCommand`. Only a process with the user's rights checks the path."""
 
     source: str
     args: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class EstimateQuestion:
     options: dict[str, Any] = field(default_factory=dict)
     program: str | None = None
     launcher: tuple[str, ...] = ()
-    text: str | None = field(default=None, repr=False)  # of a script that is in no file
+    text: str | None = field(default=None, repr=False)  # of a script without a file
 
     @classmethod
     def of_script(cls, script: ScriptCommand, options: dict[str, Any]) -> "EstimateQuestion":
@@ -179,7 +179,7 @@ class EstimateRequest:
 
     @cached_property
     def where_its_python_is(self) -> str:
-        """Return a key of all that decides which Python runs the script."""
+        """Return a key of everything that decides which Python runs the script."""
         scripts = [(each.source, each.module, each.program, each.launcher) for each in self.questions]
         return json.dumps([self.uid, self.cwd, self.conda, self.env.get("PATH"), scripts])
 
@@ -190,7 +190,7 @@ class EstimateRequest:
 
 
 Done = Callable[[Sequence[int | str], EstimateRequest, EstimateAnswer], None]
-"""Is told who wanted an estimate (jobs by number, questions by id), what it was, and the answer."""
+"""Called with the jobs (numbers) and questions (ids) that requested an estimate, the request, and the answer."""
 
 
 @dataclass(eq=False)
@@ -201,7 +201,7 @@ class _Work:
     jobs: dict[int | str, None] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     began: float | None = None
-    followers: "list[_Work]" = field(default_factory=list)  # the same request, made after this one had begun to read
+    followers: "list[_Work]" = field(default_factory=list)  # the same request, made after this one began to read
     leader: "_Work | None" = None
 
     @property
@@ -209,11 +209,11 @@ class _Work:
         return bool(self.jobs) or any(follower.jobs for follower in self.followers)
 
     def is_wanted_by(self, jobs: Iterable[int]) -> bool:
-        """Whether one of these jobs waits for it or for one of its followers."""
+        """Whether one of these jobs waits for this estimate or one of its followers."""
         return any(job in work.jobs for work in (self, *self.followers) for job in jobs)
 
     def is_wanted_only_by(self, jobs: Collection[int]) -> bool:
-        """Whether only these jobs wait for it or for one of its followers."""
+        """Whether only these jobs wait for this estimate or its followers."""
         works = (self, *self.followers)
         return sum(len(work.jobs) for work in works) == sum(job in work.jobs for work in works for job in jobs)
 
@@ -326,12 +326,12 @@ class Estimates:
         return f"waits to be estimated, as number {self._order[work]} of {len(self._order)}"
 
     def is_compared(self, job: int | str) -> bool:
-        """Whether it is being found out if a cached answer holds."""
+        """Whether a job's request is being compared with cached answers."""
         return self._of_job.get(job) in self._comparing
 
     @property
     def usual_seconds(self) -> float:
-        """Return how long an estimate took of late; 0 if there was none."""
+        """Return the usual seconds of recent estimates; 0 if there was none."""
         return statistics.median(self._took) if self._took else 0.0
 
     def _in_order(self) -> list[_Work]:
@@ -386,7 +386,7 @@ class Estimates:
                 outcome = await asyncio.get_running_loop().run_in_executor(self._comparers, ask)
             held = (outcome.answer or {}).get("held")
         except Exception:
-            pass  # it is estimated anew, and what is wrong is told then
+            pass  # it is estimated again, which reports the error
         finally:
             self._comparing.pop(work, None)
         if not work.is_wanted:
@@ -420,7 +420,7 @@ class Estimates:
         began = time.monotonic()
         try:
             answer = _read(await self._ask(work), work.request, time.monotonic() - began)
-        except Exception as error:  # no process can be made, say: a job must not wait for ever
+        except Exception as error:  # such as no more processes: a job must not wait for ever
             answer = EstimateAnswer(None, _not_estimated(error_text(error)))
         finally:
             self._running.pop(work, None)
@@ -510,7 +510,7 @@ class Estimates:
 
 
 def estimates_at_once(rules: EstimateSettings) -> tuple[int, int]:
-    """How many estimates are made at once, of all users and of one.
+    """Return how many estimates are made at once, for all users and for one.
 
     Where nothing is set: as many as there are cores and memory for, and half of them for one user, so that there is
     always room for another. A daemon that is not root's has one user only.
@@ -526,13 +526,13 @@ _MOST_AT_ONCE = 64
 
 
 def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> EstimateAnswer:
-    """Read an answer, which comes from a process of the user and may be anything."""
+    """Read an answer, which comes from a user's process and may be anything."""
     answer, reads = outcome.answer, outcome.reads
     if answer is None:
         reason = outcome.failure if outcome.reason == "error" else f"it {outcome.failure}"
         return EstimateAnswer(None, _not_estimated(reason), seconds)
     if reads is not None and (reads.programs or not reads.whole or not reads.files):
-        reads = None  # it followed from more than is known
+        reads = None  # it has unknown inputs
     if "failed" in answer:
         return EstimateAnswer(None, _not_estimated(answer["failed"]), seconds, answer.get("own") is True, reads=reads)
     estimates, advice = answer.get("estimates", []), answer.get("advice")
@@ -562,7 +562,7 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
 
 
 def _read_by_rank(by_rank: Any, upper: int, ranks: Any) -> tuple[int, ...]:
-    """The bounds of all ranks, the largest of them `upper`; nothing where they are all the same, or make no sense.
+    """Return the bounds of all ranks, the largest of them `upper`; nothing if they are all equal or invalid.
 
     >>> _read_by_rank([5, 9], 9, ranks=2), _read_by_rank([9, 9], 9, ranks=2), _read_by_rank([5, 10], 9, ranks=2)
     ((5, 9), (), ())
@@ -573,7 +573,7 @@ def _read_by_rank(by_rank: Any, upper: int, ranks: Any) -> tuple[int, ...]:
 
 
 def _read_breakdown(breakdown: Any) -> dict[str, int]:
-    """The parts that have a name of ours and a size that makes sense.
+    """Return the parts with a known name and a valid size.
 
     >>> _read_breakdown({"parameters": 5, "context": -1, "<b>": 3})
     {'parameters': 5}
