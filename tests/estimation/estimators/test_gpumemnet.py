@@ -131,6 +131,11 @@ def test_a_printed_summary_gives_the_same_features_as_the_model() -> None:
     assert summary_of_text(read_summary(text), 10) == ours
 
 
+def test_a_layer_named_as_a_module_of_pytorch_is_a_layer() -> None:
+    text = "init-1  [-1, 3]  5\nfunctional-2  [-1, 4]  0\nTotal params: 5"
+    assert summary_of_text(read_summary(text), 10).layers == (("init", 3, 5),)
+
+
 def test_the_authors_summary_gives_the_features_of_its_model(reference: Callable[[str], Path]) -> None:
     text = reference("reference/carma/resnet50_32.model").read_text()
     read, ours = summary_of_text(read_summary(text), 32), summary_of(Model("torchvision:resnet50", batch_size=32))

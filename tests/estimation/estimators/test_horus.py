@@ -127,6 +127,19 @@ def test_layers_that_do_not_add_up_are_refused_with_both_numbers() -> None:
     assert any("cut off" in note for note in read_summary(cut).notes) and not read_summary(TORCHSUMMARY).notes
 
 
+def test_printed_modules_beside_a_table_do_not_excuse_its_sum() -> None:
+    with pytest.raises(InvalidValue, match="54,410 parameters, but they have 54,090"):
+        read_summary(TORCHSUMMARY.replace(" 320", " 0") + "Linear(in_features=1, out_features=1), 2 params\n")
+    assert read_summary(TORCHINFO.replace("--\n├", "²\n├")).parameters == 54_410
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000])
+def test_numbers_that_no_layer_has_are_refused(number: str) -> None:
+    for text in (TORCHSUMMARY.replace("[-1, 10]", f"[-1, {number}]"), TORCHSUMMARY.replace(" 320", f" {number}")):
+        with pytest.raises(InvalidValue, match="at most"):
+            read_summary(text)
+
+
 def test_a_block_whose_inside_is_not_shown_is_named() -> None:
     notes = read_summary(TORCHINFO.replace("Conv2d", "BasicBlock")).notes
     assert notes == ("the text does not show what is inside BasicBlock: print it with torchinfo, depth=99",)

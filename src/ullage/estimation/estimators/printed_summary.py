@@ -10,13 +10,15 @@ from torch import nn
 from ullage.errors import InvalidValue
 
 _NUMBER = re.compile(r"-?\d+")
+_LARGEST, _DIGITS = 1 << 50, 20  # of a number; more digits say no more
 _TORCHSUMMARY = re.compile(r"^\s*([A-Za-z_]\w*)-\d+\s+(\[.*\])\s+([\d,]+)\s*$")
 _TORCHINFO = re.compile(r"^([\s│├└─|+]*)([A-Za-z_]\w*)(?: \([^)]*\))?(?:: [\d-]+)?$")
 _TITLE = re.compile(r"\S+(?: \S+)*")  # of a column
 _PRINTED = re.compile(r"^(\s*)(?:\(\w+\): )?([A-Za-z_]\w*)\((.*?)(?:\)(?:, ([\d,]+) params)?)?$")
 _WIDTH = re.compile(r"out_features=(\d+)|^\(?\d+, (\d+)|^\((\d+),\)")  # Linear, Embedding, LayerNorm
 _TOTAL = re.compile(r"^\s*Total params:\s*([\d,]+)", re.MULTILINE)
-_LAYERS = {name.casefold(): name for name, value in vars(nn).items() if isinstance(value, type)}
+LAYERS = {name: value for name, value in vars(nn).items() if isinstance(value, type)}
+_NAMES = {name.casefold(): name for name in LAYERS}
 
 
 class SummaryLayer(NamedTuple):
@@ -40,8 +42,8 @@ def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
     """Read a text. Printed modules have no output shapes; a language model's follow from the length of a sequence."""
     lines = text.splitlines()
     table = [row for row in map(_TORCHSUMMARY.match, lines) if row]
-    rows = [(row[1], _first_shape(row[2]), _whole(row[3])) for row in table] or _torchinfo_rows(lines)
-    rows = rows or _printed_rows(lines, sequence_length)
+    tabled = [(row[1], _first_shape(row[2]), _whole(row[3])) for row in table] or _torchinfo_rows(lines)
+    rows = tabled or _printed_rows(lines, sequence_length)
     if not rows:
         raise InvalidValue(
             "a summary must be the text that torchsummary or torchinfo print, with the columns layer, output shape "
@@ -49,11 +51,13 @@ def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
         )
     total, parameters, notes = _TOTAL.search(text), sum(own for _, _, own in rows), list[str]()
     batches = {shape[0] for _, shape, _ in rows if len(shape) > 1 and shape[0] > 0}
-    kinds = [_LAYERS.get(kind.casefold(), kind) for kind, _, _ in rows]
+    kinds = [_NAMES.get(kind.casefold(), kind) for kind, _, _ in rows]
     outputs = [math.prod(shape[1:]) if shape else 0 for _, shape, _ in rows]
+    if max(parameters, *map(abs, outputs)) > _LARGEST:
+        raise InvalidValue(f"a summary must have layers of at most {_LARGEST:,} values, got a larger one")
     if total is None:
         notes.append("the text has no line with its total, so it may have been cut off: its parameters are a sum")
-    elif (whole := _whole(total[1])) != parameters and not _printed_rows(lines, 1):
+    elif tabled and (whole := _whole(total[1])) != parameters:
         if "(recursive)" not in text:
             raise InvalidValue(
                 f"the layers of a summary must add up to its total, {whole:,} parameters, but they have "
@@ -61,7 +65,7 @@ def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
             )
         notes.append(f"{whole - parameters:,} of {whole:,} parameters are in modules that the text does not show")
         parameters = whole
-    if closed := sorted({kind for kind, (_, _, own) in zip(kinds, rows, strict=True) if own and not hasattr(nn, kind)}):
+    if closed := sorted({kind for kind, (_, _, own) in zip(kinds, rows, strict=True) if own and kind not in LAYERS}):
         notes.append(f"the text does not show what is inside {', '.join(closed)}: print it with torchinfo, depth=99")
     layers = map(SummaryLayer, kinds, outputs, [own for _, _, own in rows])
     return LayerSummary(tuple(layers), parameters, batches.pop() if len(batches) == 1 else None, tuple(notes))
@@ -110,9 +114,9 @@ def _printed_rows(lines: list[str], sequence_length: int | None) -> list[tuple[s
 
 def _first_shape(text: str) -> list[int]:
     """Return the first shape, if a layer has several outputs."""
-    return [int(number) for number in _NUMBER.findall(text.split("]")[0])]
+    return [int(number[:_DIGITS]) for number in _NUMBER.findall(text.split("]")[0])]
 
 
 def _whole(text: str) -> int:
     digits = text.replace(",", "")
-    return int(digits) if digits.isdigit() else 0
+    return int(digits[:_DIGITS]) if digits.isdecimal() else 0

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.estimation.estimators.printed_summary import LayerSummary
+from ullage.estimation.estimators.printed_summary import LAYERS, LayerSummary
 from ullage.jobs.model import Model
 from ullage.sandbox.protocol import error_text
 
@@ -150,9 +150,9 @@ def spelled(name: str) -> str:
 def summary_of_text(text: LayerSummary, batch_size: int) -> ModelSummary:
     """Return what a printed summary says of a training run, without modules that only hold others."""
     layers = [
-        layer for layer in text.layers if layer.parameters or hasattr(nn, layer.kind) or _FUNCTION.fullmatch(layer.kind)
+        layer for layer in text.layers if layer.parameters or layer.kind in LAYERS or _FUNCTION.fullmatch(layer.kind)
     ]
-    kinds = [kind_of(getattr(nn, layer.kind)) if hasattr(nn, layer.kind) else spelled(layer.kind) for layer in layers]
+    kinds = [kind_of(LAYERS[layer.kind]) if layer.kind in LAYERS else spelled(layer.kind) for layer in layers]
     tuples = tuple((kind, layer.outputs, layer.parameters) for kind, layer in zip(kinds, layers, strict=True))
     return ModelSummary(batch_size, text.parameters, _function([layer.kind for layer in layers]), tuples)
 
