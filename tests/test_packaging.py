@@ -1,4 +1,4 @@
-"""What `pip install ullage` brings, what its extras add, and how large it is."""
+"""What `pip install .` installs, what its extras add, and how large it is."""
 
 import os
 import subprocess
@@ -97,7 +97,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_type(tmp_path: Path, word
     done = without_extras(tmp_path, *words)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
-    assert f"type: pip install 'ullage[{extra}]'" in done.stderr
+    assert f"type: pip install '.[{extra}]'  # in a clone of Ullage" in done.stderr
 
 
 @pytest.mark.parametrize(

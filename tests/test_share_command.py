@@ -93,6 +93,7 @@ def test_jobs_that_do_not_fit_are_an_answer(type_in):
         (["one.json"], "at least two jobs"),
         (["one.json", "one.json", "--sharing", "msp"], "did you mean 'mps'"),
         (["one.json", "one.json", "--sharing", "mps:1g.18gb"], "no way of sharing named 'mps:1g.18gb'"),
+        (["one.json", "one.json", "--sharing", "timeslice"], "did you mean 'time-slicing'?"),
         (["one.json", "one.json", "--sharing", "mig:1g.5gb"], "no MIG instance of H200 named '1g.5gb'"),
         (["one.json", "one.json", "--gpu", "T4"], "all estimates must be for T4, got one for H200"),
         (["one.json", "broken.json"], "cannot read broken.json"),
@@ -110,7 +111,7 @@ def test_a_mistake_is_one_line(type_in, words, text):
 
 
 def test_from_python(estimated):
-    pair = ullage.share([estimated, estimated.utilization], how="timeslice")
+    pair = ullage.share([estimated, estimated.utilization], how="time-slicing")
     assert pair.gpu == "H200" and pair.fits is None and len(pair.jobs) == 2
     assert ullage.share([estimated, estimated]).fits is True
     assert str(pair).startswith("worth it: ") and "of its speed" in str(pair)

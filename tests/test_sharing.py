@@ -17,7 +17,7 @@ from ullage.performance.step import StepCalls
 from ullage.performance.work import work_of
 
 H200 = gpu("H200")
-WAYS = ("mps", "timeslice", "mig")
+WAYS = ("mps", "time-slicing", "mig")
 
 
 def job(**known: float) -> Utilization:
@@ -40,7 +40,7 @@ def drawn(chance: random.Random) -> Utilization:
 FULL = job(gpu_s=0.02, smact=0.95, drama=0.4)
 
 
-@pytest.mark.parametrize("way", ("mps", "timeslice"))
+@pytest.mark.parametrize("way", ("mps", "time-slicing"))
 def test_a_job_alone_keeps_its_speed(way: str) -> None:
     for number in range(50):
         one = drawn(random.Random(number))
@@ -50,7 +50,7 @@ def test_a_job_alone_keeps_its_speed(way: str) -> None:
         assert together.power_w == pytest.approx(one.power_w)
 
 
-@pytest.mark.parametrize("way", ("mps", "timeslice"))
+@pytest.mark.parametrize("way", ("mps", "time-slicing"))
 def test_a_further_job_makes_no_other_one_faster(way: str) -> None:
     chance = random.Random(way)
     for _ in range(60):
@@ -82,7 +82,7 @@ def test_the_order_of_jobs_does_not_matter(way: str) -> None:
     assert all(one == pytest.approx(speeds[0], rel=1e-4) for one in speeds)
 
 
-@pytest.mark.parametrize("way", ("mps", "timeslice"))
+@pytest.mark.parametrize("way", ("mps", "time-slicing"))
 def test_a_busier_partner_leaves_less_speed(way: str) -> None:
     one = job(gpu_s=0.012, smact=0.5)
     shares = [0.1, 0.4, 0.7, 1.0]
@@ -92,7 +92,7 @@ def test_a_busier_partner_leaves_less_speed(way: str) -> None:
     assert speeds[0] > speeds[-1] + 0.1
 
 
-@pytest.mark.parametrize("way", ("mps", "timeslice"))
+@pytest.mark.parametrize("way", ("mps", "time-slicing"))
 def test_two_jobs_that_fill_the_gpu_do_no_more_than_in_sequence(way: str) -> None:
     together = share_of([FULL, FULL], H200, way)
     assert 0.75 < together.throughput < 1.1
@@ -108,7 +108,7 @@ def test_jobs_that_wait_for_their_hosts_share_well() -> None:
 def test_time_slicing_costs_a_job_that_asks_for_single_numbers() -> None:
     """Adafactor asks the GPU for a number of each parameter; each time the other processes have their turns."""
     asking, partner = job(waits=80), job(gpu_s=0.018, smact=0.6)
-    sliced, side_by_side = share_of([asking, partner], H200, "timeslice"), share_of([asking, partner], H200, "mps")
+    sliced, side_by_side = share_of([asking, partner], H200, "time-slicing"), share_of([asking, partner], H200, "mps")
     assert sliced.jobs[0].speed < 0.5 < side_by_side.jobs[0].speed
     assert "waits for the GPU 80 times" in sliced.jobs[0].reason
 
@@ -261,7 +261,7 @@ def test_what_is_wrong_is_said() -> None:
 
 
 def test_a_sharing_is_read_back() -> None:
-    together = share_of([job(), FULL], H200, "timeslice", memory=[1, 2])
+    together = share_of([job(), FULL], H200, "time-slicing", memory=[1, 2])
     assert Sharing.from_dict(together.to_dict() | {"later": 1}) == together
     with pytest.raises(InvalidValue, match="no sharing: gpu, how"):
         Sharing.from_dict({"jobs": []})

@@ -159,23 +159,22 @@ def lucid(folder: Path) -> None:
         for row in _rows(folder / "colocate_info.csv")
     ]
     used = {name: float(row["gpu_util"]) / 100 for name, row in read.items()}
-    show("Lucid, as read", pairs, {name: job(steps[name], share) for name, share in used.items()}, "timeslice")
+    show("Lucid, as read", pairs, {name: job(steps[name], share) for name, share in used.items()}, "time-slicing")
 
     def scaled(factor: float) -> dict[str, Utilization]:
         return {name: job(steps[name], factor * share) for name, share in used.items()}
 
     def off(factor: float) -> float:
         jobs = scaled(factor)
-        predicted = [
-            one.speed for names, _ in pairs[::2] for one in share_of([jobs[n] for n in names], CARD, "timeslice").jobs
-        ]
+        shared = [share_of([jobs[name] for name in names], CARD, "time-slicing") for names, _ in pairs[::2]]
+        predicted = [one.speed for each in shared for one in each.jobs]
         return _relative(predicted, [speed for _, speeds in pairs[::2] for speed in speeds])
 
     factor = min((percent / 100 for percent in range(50, 105, 5)), key=off)
-    show(f"Lucid, scaled by {factor:g}", pairs[1::2], scaled(factor), "timeslice")
-    show("Lucid, by name", pairs, by_name(read, "RTX-3090", steps), "timeslice")
+    show(f"Lucid, scaled by {factor:g}", pairs[1::2], scaled(factor), "time-slicing")
+    show("Lucid, by name", pairs, by_name(read, "RTX-3090", steps), "time-slicing")
     mixed = [pair for pair in pairs if pair[0][0] != pair[0][1]]
-    show("Lucid, by copies", mixed, by_copies(steps, pairs, "timeslice"), "timeslice")
+    show("Lucid, by copies", mixed, by_copies(steps, pairs, "time-slicing"), "time-slicing")
 
 
 def _lucid_name(row: Mapping[str, str], place: str) -> str:
@@ -204,7 +203,7 @@ def gavel(file: Path) -> None:
                     pairs.append(((name, other), (rates[0] / alone[name], rates[1] / alone[other])))
         steps = {name: 1 / rate for name, rate in alone.items()}
         mixed = [pair for pair in pairs if pair[0][0] != pair[0][1]]
-        how = "mps" if card == "v100" else "timeslice"  # older GPUs run one process's kernels at a time
+        how = "mps" if card == "v100" else "time-slicing"  # older GPUs run one process's kernels at a time
         if card in KNOWN:
             show(f"Gavel {card.upper()}, by name", pairs, by_name(alone, KNOWN[card], steps), how)
         show(f"Gavel {card.upper()}, by copies", mixed, by_copies(steps, pairs, how), how)

@@ -3,30 +3,30 @@
     python benchmarks/dissertation/collocation.py
 
 All figures come from benchmarks/data/together_h200.jsonl.gz, which `ullage lab measure together` wrote. The page has a
-pair of comments around each table, `<!-- collocation: NAME -->` and `<!-- end -->`; what lies between is written anew,
+pair of comments around each table, `<!-- collocation: NAME -->` and `<!-- end -->`; what lies between is written again,
 and the pictures in docs/images too.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from ullage_lab.train.sharing import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "benchmarks/data/together_h200.jsonl.gz"
 PAGE = ROOT / "lab/docs/collocation.md"
 IMAGES = ROOT / "docs/images"
 GIB = 1 << 30
-HOWS = {"timeslice": "time-sliced", "mps": "MPS"}
+HOWS = {"time-slicing": "time-sliced", "mps": "MPS"}
 COPIES = (1, 2, 3, 5, 7)
 JOBS = {
     "uniform-small-b": ("small", "ResNet-18, 32 images of 64x64"),
@@ -35,7 +35,7 @@ JOBS = {
 }
 KEEPS = 0.8  # of its speed alone
 BUSY = 0.7  # of the time
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Ticks = dict[float, str]  # places on an axis, and what stands there
 
 
@@ -90,8 +90,7 @@ class Shared:
 
 
 def lines() -> list[Row]:
-    with gzip.open(DATA, "rt") as file:
-        return [row for row in map(json.loads, file) if "header" not in row and "failed" not in row]
+    return [row for row in read_rows([DATA]) if "header" not in row and "failed" not in row]
 
 
 def read(rows: Sequence[Row]) -> tuple[dict[tuple[str, str], Alone], list[Shared]]:
@@ -210,7 +209,7 @@ def in_both_ways(sets: Sequence[Shared]) -> list[tuple[Shared, Shared]]:
     return [
         (one, known["mps", *key[1:]])
         for key, one in known.items()
-        if key[0] == "timeslice" and ("mps", *key[1:]) in known
+        if key[0] == "time-slicing" and ("mps", *key[1:]) in known
     ]
 
 
@@ -268,9 +267,9 @@ def _rounds(rows: Sequence[Row], how: str) -> list[tuple[list[Row], int]]:
 def same_memory_line(alone: dict[tuple[str, str], Alone]) -> str:
     """Whether a job takes as much under MPS as without."""
     both = [
-        (alone["timeslice", name]["process_memory"], alone["mps", name]["process_memory"])
+        (alone["time-slicing", name]["process_memory"], alone["mps", name]["process_memory"])
         for how, name in alone
-        if how == "timeslice" and ("mps", name) in alone
+        if how == "time-slicing" and ("mps", name) in alone
     ]
     known = [(sliced, mps) for sliced, mps in both if sliced and mps]
     if not known:
@@ -312,12 +311,12 @@ def _number(value: float | None, digits: int) -> str:
 STYLE = """
 .back { fill: #ffffff; } text { fill: #1f2933; font: 12px system-ui, sans-serif; } .title { font-weight: 600; }
 .axis { stroke: #7b8794; fill: none; } .grid { stroke: #e4e7eb; fill: none; }
-.timeslice { stroke: #c2570c; fill: #c2570c; } .mps { stroke: #1f6feb; fill: #1f6feb; }
+.time-slicing { stroke: #c2570c; fill: #c2570c; } .mps { stroke: #1f6feb; fill: #1f6feb; }
 .line { fill: none; stroke-width: 2; }
 .dot { stroke-width: 0; fill-opacity: 0.75; } .limit { stroke: #7b8794; stroke-dasharray: 4 3; fill: none; }
 @media (prefers-color-scheme: dark) {
   .back { fill: #1e2129; } text { fill: #e2e4e9; } .axis, .limit { stroke: #9aa5b1; } .grid { stroke: #353a45; }
-  .timeslice { stroke: #f0883e; fill: #f0883e; } .mps { stroke: #6cb6ff; fill: #6cb6ff; }
+  .time-slicing { stroke: #f0883e; fill: #f0883e; } .mps { stroke: #6cb6ff; fill: #6cb6ff; }
 }
 """
 

@@ -82,7 +82,7 @@ def oracle_runs() -> list[Run]:
             rad_rm(name.lower(), "oracle", sharing, smact=0.8, margin=2 * GIB),
             best.get((name, sharing), {}),
         )
-        for sharing in ("mps", "timeslice")
+        for sharing in ("mps", "time-slicing")
         for name in ("OFF", "OBF", "OWF", "OLUG")
     ]
 
@@ -133,7 +133,7 @@ def heavy_runs() -> list[Run]:
     """Tables 6.5 and 6.6, figures 6.11 and 6.12: the heavier trace."""
     return [
         _exclusive("60", ooms=0, energy=33.197904654),
-        Run("60", "RR, streams", rad_rm("round_robin", sharing="timeslice"), {"ooms": 9, "energy": 34.745196574}),
+        Run("60", "RR, streams", rad_rm("round_robin", sharing="time-slicing"), {"ooms": 9, "energy": 34.745196574}),
         Run("60", "RR", rad_rm("round_robin"), {"ooms": 6, "energy": 29.601240054}),
         Run("60", "MAGM (80 %, 2 GB)", rad_rm("magm", smact=0.8, free=2 * GIB), {"ooms": 4, "energy": 28.781487533}),
         Run("60", "LUG (80 %, 2 GB)", rad_rm("lug", smact=0.8, free=2 * GIB), {"ooms": 4}),
@@ -348,7 +348,7 @@ def bars_picture(groups: Sequence[tuple[str, Sequence[Done]]], measure: str, tit
     parts = [
         f'<text class="title" x="16" y="24">{title}</text>',
         '<rect class="mps" x="620" y="14" width="12" height="12"/><text x="638" y="24">ours, mean and range</text>',
-        '<rect class="timeslice" x="800" y="14" width="12" height="12"/><text x="818" y="24">theirs</text>',
+        '<rect class="time-slicing" x="800" y="14" width="12" height="12"/><text x="818" y="24">theirs</text>',
     ]
     top, line, left, width = 44, 34, 230, 690
     high = 1.08 * max(max(*done.values(measure), done.run.theirs[measure]) for _, section in groups for done in section)
@@ -358,13 +358,14 @@ def bars_picture(groups: Sequence[tuple[str, Sequence[Done]]], measure: str, tit
         for done in section:
             values, theirs = done.values(measure), done.run.theirs[measure]
             low, mean, most = (left + width * value / high for value in (min(values), done.mean(measure), max(values)))
+            length = width * theirs / high
             parts += [
                 f'<text x="{left - 8}" y="{top + 16}" text-anchor="end">{done.run.name}</text>',
                 f'<rect class="mps" x="{left}" y="{top + 2}" width="{mean - left:.1f}" height="11"/>',
                 f'<path class="axis" d="M{low:.1f} {top + 7.5}H{most:.1f}"/>',
                 f'<text x="{most + 5:.1f}" y="{top + 12}" font-size="10">{done.mean(measure):.1f}</text>',
-                f'<rect class="timeslice" x="{left}" y="{top + 15}" width="{width * theirs / high:.1f}" height="11"/>',
-                f'<text x="{left + width * theirs / high + 5:.1f}" y="{top + 25}" font-size="10">{theirs:.3g}</text>',
+                f'<rect class="time-slicing" x="{left}" y="{top + 15}" width="{length:.1f}" height="11"/>',
+                f'<text x="{left + length + 5:.1f}" y="{top + 25}" font-size="10">{theirs:.3g}</text>',
             ]
             top += line
         top += 8
@@ -378,7 +379,7 @@ def time_picture(folder: Path) -> str:
     """Figures 6.13 to 6.15: the means over the four GPUs, exclusive and MAGM with GPUMemNet."""
     trace = TraceSource(str(folder / TRACES["60"])).read(0)
     runs = {
-        "timeslice": ("exclusive", simulate(trace, rad_rm("exclusive", "oracle"))),
+        "time-slicing": ("exclusive", simulate(trace, rad_rm("exclusive", "oracle"))),
         "mps": ("MAGM + GPUMemNet on MPS", simulate(trace, rad_rm("magm", "gpumemnet", smact=0.8))),
     }
     hours = max(result.figures.total_s for _, result in runs.values()) / 3600

@@ -385,7 +385,7 @@ class Replays:
             rules=recorded.rules(run) if by_policy else ALL_FIT,
             min_speed=recorded.settings(run).get("min_speed"),
             world=world,
-            sharing=sharing or "timeslice",
+            sharing=sharing or "time-slicing",
             foresight=recorded.in_detail,  # the manager of the first traces had no predictions
             pause_s=1.0 if by_policy else 0.0,
         )
@@ -478,7 +478,7 @@ def from_histories(detailed: Recorded) -> Iterator[tuple[str, str, float, float]
         policy, _, sharing = wanted["run"].partition("+")
         history = history_of(known)
         scenario = scenario_of_history(history).but(
-            policy=policy, sharing=sharing or "timeslice", startup_s=STARTUP_S, estimator="promised"
+            policy=policy, sharing=sharing or "time-slicing", startup_s=STARTUP_S, estimator="promised"
         )
         result = simulate(trace_of_history(history, startup_s=STARTUP_S), scenario)
         yield known["run"], wanted["run"], wanted["makespan_s"], result.figures.total_s

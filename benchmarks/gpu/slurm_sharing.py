@@ -36,7 +36,7 @@ from ullage.units import GIB
 CARD = find_gpu("A100-40GB")
 KIND = GpuKind("a100", CARD, CARD.usable // GIB, 4)
 LOOK = 0.2  # seconds between two looks at the queue
-WAYS = {"whole": None, "shards-timeslice": "timeslice", "shards-mps": "mps"}
+WAYS = {"whole": None, "shards-timeslice": "time-slicing", "shards-mps": "mps"}
 JOB = "#!/bin/sh\nwhile [ ! -e {folder}/done-$SLURM_JOB_NAME ]; do sleep 0.2; done\n"
 
 

@@ -66,7 +66,7 @@ class ModelLacks(InvalidValue):
     """A model lacks a feature, such as activation checkpointing, however it is run."""
 
 
-# Packages that `pip install ullage` leaves out, and the extra that brings each (pyproject.toml).
+# Packages that `pip install .` leaves out, and the extra that brings each (pyproject.toml).
 EXTRAS = {
     "fastapi": "page",
     "nicegui": "page",
@@ -80,36 +80,35 @@ EXTRAS = {
     "transformers": "models",
     "tree_sitter": "slurm",
     "tree_sitter_bash": "slurm",
+    "triton": "triton",
     "uvicorn": "manager",
 }
 
 
-# The lab is not on PyPI yet: pip's source for it, and the packages that it installs, including itself.
-LAB = "./lab  # in a clone of Ullage"
-LABS = ("lightgbm", "polars", "sklearn", "ullage_lab")
+LABS = ("lightgbm", "polars", "sklearn", "ullage_lab")  # the lab and the packages that only it installs
+_SOURCES = dict.fromkeys(LABS, "./lab") | {package: f"'.[{extra}]'" for package, extra in EXTRAS.items()}
+UPDATE = "git pull && pip install .  # in a clone of Ullage"  # neither distribution is on PyPI yet
 
 
-def distribution(package: str) -> str:
-    """Return the requirement that installs a package, for pip."""
-    if package in LABS:
-        return LAB
-    return f"'ullage[{EXTRAS[package]}]'" if package in EXTRAS else package
+def pip_install(*packages: str) -> str:
+    """Return the command that installs packages; an extra or the lab comes from a clone."""
+    wanted = dict.fromkeys(_SOURCES.get(name, name) for name in packages)
+    return f"pip install {' '.join(wanted)}" + ("  # in a clone of Ullage" if _SOURCES.keys() & set(packages) else "")
 
 
 class MissingPackage(UllageError, ImportError):
     """An optional package is not installed.
 
     >>> str(MissingPackage("timm", "models named timm:NAME"))
-    "models named timm:NAME need the package timm; type: pip install 'ullage[models]'"
+    "models named timm:NAME need the package timm; type: pip install '.[models]'  # in a clone of Ullage"
     >>> str(MissingPackage("peft", "LoRA adapters", "accelerate"))
     'LoRA adapters need the packages peft and accelerate; type: pip install peft accelerate'
     """
 
     def __init__(self, package: str, purpose: str, *others: str) -> None:
         names = [package, *others]
-        wanted = " ".join(dict.fromkeys(map(distribution, names)))
         needed = f"packages {', '.join(names[:-1])} and {names[-1]}" if others else f"package {package}"
-        super().__init__(f"{purpose} need the {needed}; type: pip install {wanted}")
+        super().__init__(f"{purpose} need the {needed}; type: {pip_install(*names)}")
         self.package = package
 
 

@@ -164,7 +164,7 @@ def test_a_missing_package_gets_the_line_to_type(monkeypatch):
     ):
         with monkeypatch.context() as patch:
             patch.setitem(__import__("sys").modules, package, None)
-            with pytest.raises(MissingPackage, match=rf"package {package}; type: pip install 'ullage\[models\]'"):
+            with pytest.raises(MissingPackage, match=rf"package {package}; type: pip install '\.\[models\]'"):
                 build(Model(source, batch_size=1))
 
 

@@ -228,6 +228,13 @@ def test_a_file_without_sets_is_refused_before_any_run(tmp_path, monkeypatch, ca
     assert "notes.txt" in told and "following" not in told
 
 
+def test_rows_with_the_old_spelling_of_time_slicing(tmp_path):
+    old = {"how": "timeslice", "set": "one", "jobs": ["a", "b"], "step_s": [2.0, 2.0]}
+    (tmp_path / "old.jsonl").write_text(json.dumps(old) + "\n")
+    (row,) = training.read_rows([tmp_path / "old.jsonl"])
+    assert row["how"] == "time-slicing" and row["how"] in training.HOWS
+
+
 def test_what_cannot_be_read_is_said(tmp_path):
     (tmp_path / "empty.jsonl").write_text('{"header": {}}\n')
     with pytest.raises(InvalidValue, match="no sets of jobs; 'ullage lab measure together' writes them"):

@@ -45,7 +45,7 @@ def run(row, after_step):
 together.prepare_here = lambda jobs, left: {"gpu": "none", "uuid": "GPU-0", "free": 100 << 30}
 rows = list(read_rows(folder / "list.jsonl"))
 settings = together.TogetherSettings(
-    out=folder / "out.jsonl", how=("timeslice",), seconds=0.2, prepare=lambda row: row, run=run)
+    out=folder / "out.jsonl", how=("time-slicing",), seconds=0.2, prepare=lambda row: row, run=run)
 left, found = together.measure_together(rows, sets_in(rows), settings)
 print("left", left, flush=True)
 for row in found:
@@ -55,7 +55,7 @@ for row in found:
 
 def settings(folder: Path, run: Any, **more: Any) -> TogetherSettings:
     return TogetherSettings(
-        out=folder / "out.jsonl", how=("timeslice",), seconds=0.1, prepare=lambda row: row, run=run, **more
+        out=folder / "out.jsonl", how=("time-slicing",), seconds=0.1, prepare=lambda row: row, run=run, **more
     )
 
 
@@ -160,7 +160,7 @@ def run(prepared, after_step):
 
 together.prepare_here = lambda jobs, left: {"gpu": "none", "uuid": "GPU-0", "free": 100 << 30}
 rows = [{"id": name, "model": "mlp:x", "widths": [8, 4], "batch": 2, "opt": "sgd", "need": 1 << 30} for name in "ab"]
-plan = together.TogetherSettings(out=Path(sys.argv[1]), how=("timeslice",), seconds=0.1, run=run)
+plan = together.TogetherSettings(out=Path(sys.argv[1]), how=("time-slicing",), seconds=0.1, run=run)
 list(together.measure_together(rows, [JobSet(id="ab", jobs=("a", "b"))], plan)[1])
 """
     subprocess.run([sys.executable, "-c", code, tmp_path / "out.jsonl"], check=True, timeout=300)
@@ -276,7 +276,7 @@ def test_a_killed_session_goes_on_where_it_stopped(tmp_path: Path) -> None:
         assert len(children) == 3 and time.monotonic() < deadline
         time.sleep(0.01)
     with (tmp_path / "out.jsonl").open("a") as file:
-        file.write('{"how": "timeslice", "set": "bc", "jo')
+        file.write('{"how": "time-slicing", "set": "bc", "jo')
     second = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert second.stdout.split("\n")[0] == "left 2", second.stderr
     rows = list(read_rows(tmp_path / "out.jsonl"))

@@ -209,9 +209,9 @@ def test_another_clients_version_is_refused_with_a_command(common):
             connection.connect(str(socket_file(common.folder)))
             connection.sendall(json.dumps(line).encode() + b"\n")
             answer = json.loads(connection.makefile().readline())
-        assert not answer["ok"] and "type: pip install --upgrade ullage" in answer["message"]
+        assert not answer["ok"] and "type: git pull && pip install ." in answer["message"]
     status, answer = raw(common, order("submit", job, {PROTOCOL_HEADER: PROTOCOL - 1}))
-    assert status == 400 and "type: pip install --upgrade ullage" in answer["message"]
+    assert status == 400 and "type: git pull && pip install ." in answer["message"]
     status, answer = raw(common, order("submit", job, {PROTOCOL_HEADER: PROTOCOL + 1}))
     assert status == 400 and "restart it" in answer["message"] and "\n" not in answer["message"]
     assert common.client.ping()["jobs"] == before

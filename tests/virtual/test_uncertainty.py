@@ -149,7 +149,7 @@ def test_torch_compile_is_left_out_without_triton(without_triton, before):
     assert "left out: torch.compile (the eager code ran)" in e.certainty
     assert "for this, which may be too little" in e.certainty and e.upper_covers is False
     assert [entry["what"] for entry in e.left_out] == ["torch.compile (the eager code ran)"]
-    assert any("pip install 'ullage[triton]'" in note for note in e.notes)
+    assert any("pip install '.[triton]'" in note for note in e.notes)
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])

@@ -26,7 +26,7 @@ def completer(names: str | Iterable[str], *more: str, several: bool = False, alo
 
     Names that are keys of a table show its texts. A text such as "ullage.hardware:gpus" is imported on completion.
 
-    >>> completer(["mps", "mig", "timeslice"], several=True, alone="all")("mps,m")
+    >>> completer(["mps", "mig", "time-slicing"], several=True, alone="all")("mps,m")
     ['mps,mps', 'mps,mig']
     """
 
@@ -67,7 +67,7 @@ interconnects = completer("ullage.performance.networks:NETWORKS", several=True)
 releases = completer("ullage.virtual.releases:RELEASES")
 estimators, several_estimators = completer(_ESTIMATORS), completer(_ESTIMATORS, several=True, alone=ALL)
 promising_estimators = completer(_ESTIMATORS, "oracle", "none", several=True)
-ways_of_sharing = completer(["timeslice", "mps"], several=True)
+ways_of_sharing = completer(["mps", "time-slicing"], several=True)
 ways_to_share = completer(["mps", "time-slicing", "mig"], several=True, alone=ALL)
 simulated_sharing = completer(_SHARING, "off", several=True)
 parts_of_world = completer("ullage.manager.simulation.scenario:PARTS_OF_WORLD", ALL, several=True)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ullage.cli.exit_codes import FAILED, INTERRUPTED, WRONG, exit_code_of
-from ullage.errors import EXTRAS, LAB, LABS, UllageError, distribution
+from ullage.errors import EXTRAS, LABS, UllageError, pip_install
 from ullage.text import plain
 
 # The commands in the order of the help, each with its module in this package. A module is imported only for its own
@@ -113,7 +113,7 @@ class Commands(PlainGroup):
 
 def _missing_lab(context: typer.Context) -> None:
     """Compare, measure and train estimators. To install it, type: pip install ./lab  # in a clone of Ullage"""
-    raise UllageError(f"the lab is a package of its own; type: pip install {LAB}")
+    raise UllageError(f"the lab is a package of its own; type: {pip_install('ullage_lab')}")
 
 
 _missing_lab.context_settings = {"ignore_unknown_options": True, "allow_extra_args": True}  # type: ignore[attr-defined]
@@ -206,8 +206,7 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS and package not in LABS:
             raise
-        wanted = f"pip install {distribution(package)}"
-        print(f"ullage: this command needs the package {package}; type: {wanted}", file=sys.stderr)
+        print(f"ullage: this command needs the package {package}; type: {pip_install(package)}", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except BrokenPipeError:
         raise SystemExit(FAILED) from None

@@ -93,8 +93,6 @@ _READ = {"TIME": parse_duration, "SIZE": parse_bytes, "SHARE": _share}
 def _value(spec: Field[Any], typed: Any) -> Any:
     if typed in ("off", "none") and "None" in str(spec.type):
         return None
-    if spec.name == "sharing":
-        return {"time-slicing": "timeslice"}.get(typed, typed)
     return _READ.get(spec.metadata.get("metavar", ""), lambda value: value)(typed)
 
 

@@ -67,7 +67,7 @@ def share(
     """
     if len(jobs) < 2:
         raise InvalidValue(f"share needs at least two jobs, got one; type: ullage share {jobs[0]} {jobs[0]}")
-    ways = sharing.replace("time-slicing", "timeslice").split(",")
+    ways = sharing.split(",")
     for way in ways:
         if way.partition(":")[0] not in (*HOWS, ALL):
             raise UnknownName("way of sharing", way, [*HOWS, ALL])
@@ -142,7 +142,7 @@ def _shared(answers: Sequence[Estimate], names: Sequence[str], card: GPU, how: s
     return replace(sharing, jobs=[replace(job, name=name) for job, name in zip(sharing.jobs, names, strict=True)])
 
 
-_WAYS = {"mps": "by MPS", "timeslice": "time-sliced", "mig": "on MIG instances"}
+_WAYS = {"mps": "by MPS", "time-slicing": "time-sliced", "mig": "on MIG instances"}
 
 
 def _report(result: Sharing) -> str:

@@ -115,8 +115,8 @@ def configure(
         argument("Nodes and their GPUs, such as 'n[1-3]=4xA100-40GB'.", "NODES=GPUS", default="this machine"),
     ] = None,
     sharing: Annotated[
-        str, option("How jobs share a GPU: timeslice or mps.", "WAY", complete=["mps", "timeslice"])
-    ] = "timeslice",
+        str, option("How jobs share a GPU: time-slicing or mps.", "WAY", complete=["mps", "time-slicing"])
+    ] = "time-slicing",
     systemd: Annotated[
         str | None, option("Add a systemd unit for the watcher; all nodes share FOLDER.", "FOLDER")
     ] = None,

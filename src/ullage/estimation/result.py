@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from ullage.errors import InvalidValue
+from ullage.errors import UPDATE, InvalidValue
 from ullage.estimation.words import AT_THEIR_MAXIMUM, BREAKDOWN_WORDS, listed, moment, used_of
 from ullage.hardware import GPU, nobody_named
 from ullage.performance.cost import Training, TrainingCost
@@ -150,7 +150,7 @@ class Estimate:
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InvalidValue(
                 f"the schema version of an estimate must be at most {SCHEMA_VERSION}, got {version!r}. "
-                "It was written by a newer Ullage: pip install --upgrade ullage"
+                f"A newer Ullage wrote it; type: {UPDATE}"
             )
         known["timeline"] = [tuple(point) for point in known.get("timeline", [])]
         if known.get("utilization") is not None:

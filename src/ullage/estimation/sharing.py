@@ -23,7 +23,7 @@ def share(jobs: Sequence[Shared], *, gpu: str | GPU | None = None, how: str = "m
     Args:
         jobs: At least two. Each is what `ullage.estimate` takes, or an `Estimate`, or a `Utilization`.
         gpu: As in `ullage.estimate`. Default: the GPU of the estimates among the jobs.
-        how: `"mps"`, `"timeslice"` or `"mig"`; `"mig:2g.35gb"` names the instance that each job gets.
+        how: `"mps"`, `"time-slicing"` or `"mig"`; `"mig:2g.35gb"` names the instance that each job gets.
 
     Returns:
         A `Sharing`; `print` shows it as a report.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import InvalidValue
+from ullage.errors import UPDATE, InvalidValue
 from ullage.hardware import GPU
 from ullage.hardware.catalogue import gpu_from_table
 from ullage.hardware.local import in_catalogue
@@ -257,7 +257,7 @@ def _header(header: dict[str, Any], place: str) -> dict[str, Any]:
         raise BadContribution(f"{place}: format must be {FORMAT}")
     if header.get("version") != VERSION:
         raise BadContribution(
-            f"{place}: version must be {VERSION}, got {_shown(header.get('version'))}. Update: pip install -U ullage"
+            f"{place}: version must be {VERSION}, got {_shown(header.get('version'))}. To update, type: {UPDATE}"
         )
     _only(header, {"format", "version", "gpu", "versions"}, {"driver", "cuda", "cudnn"}, place)
     card, versions = header["gpu"], header["versions"]

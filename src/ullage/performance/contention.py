@@ -60,8 +60,8 @@ class SharedStep:
 def in_company(
     jobs: Sequence[Utilization], how: str, rules: SharingRules, counts: Sequence[int] | None = None
 ) -> list[SharedStep]:
-    """Return the steps of jobs that share a GPU by "mps" or "timeslice"; `counts` gives the copies of each."""
-    delays = _Sliced(jobs, rules) if how == "timeslice" else _SideBySide(jobs, rules)
+    """Return the steps of jobs that share a GPU by "mps" or "time-slicing"; `counts` gives the copies of each."""
+    delays = _Sliced(jobs, rules) if how == "time-slicing" else _SideBySide(jobs, rules)
     several = counts or [1] * len(jobs)
     copies = [_copy_s(job) for job in jobs]
     hosts = [_host_s(job, rules) for job in jobs]

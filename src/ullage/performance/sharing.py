@@ -21,7 +21,7 @@ from ullage.units import format_bytes, format_duration
 SHIPPED = Path(__file__).parent / "data" / "sharing.json"
 HOWS = {
     "mps": "NVIDIA's Multi-Process Service: kernels of all jobs run side by side",
-    "timeslice": "the driver lets one process after the other have the GPU",
+    "time-slicing": "the driver lets one process after the other have the GPU",
     "mig": "each job has an instance of its own, all of one size",
 }
 WORTH_IT = 1.1  # times the throughput
@@ -116,7 +116,7 @@ def share_of(
 ) -> Sharing:
     """Predict how jobs share a GPU, each given as it runs alone on it; `memory` has the bytes that each needs.
 
-    `how` is "mps", "timeslice" or "mig". "mig:2g.35gb" names the instance that each job gets; otherwise it is the
+    `how` is "mps", "time-slicing" or "mig". "mig:2g.35gb" names the instance that each job gets; otherwise it is the
     largest one of which the GPU has enough.
 
     >>> from ullage.hardware import gpu
@@ -190,7 +190,7 @@ def instance_of(gpu: GPU, count: int, wanted: str) -> GPU:
     """Return the MIG instance of the `wanted` name ("2g.35gb"), or the largest of which the GPU has `count`."""
     known = {_profile(part): part for part in profiles(gpu)}
     if not known:
-        raise InvalidValue(f"{gpu.name} has no MIG instances; choose a GPU that has, or another way: mps, timeslice")
+        raise InvalidValue(f"{gpu.name} has no MIG instances; choose a GPU that has, or another way: mps, time-slicing")
     if wanted and wanted not in known:
         raise UnknownName(f"MIG instance of {gpu.name}", wanted, known)
     enough = [part for part in known.values() if (part.mig_instances or 0) >= count]
@@ -223,9 +223,9 @@ def _reason(job: Utilization, step: SharedStep, jobs: Sequence[Utilization], way
         active = min(1.0, job.smact / (job.busy or 1.0))
         return f"needs more than its instance has: while it works it keeps {active:.0%} of the SMs busy"
     if step.waiting_s > lost / 2:
-        before = "the others' turns" if way == "timeslice" else "the others' kernels"
+        before = "the others' turns" if way == "time-slicing" else "the others' kernels"
         return f"its host waits for the GPU {job.waits} times a step, each time behind {before}"
-    if way == "timeslice":
+    if way == "time-slicing":
         return f"keeps the GPU busy {job.busy:.0%} of the time alone, and the others want it too"
     if job.drama > job.smact / 2 and sum(each.drama for each in jobs) > 0.6:
         return "limited by memory bandwidth, and the others want it too"
@@ -240,7 +240,7 @@ def _together(jobs: Sequence[Utilization], shared: Sequence[SharedJob], way: str
         return "what they need of the GPU fits beside each other"
     if way == "mig":
         return "an instance is smaller than what some of them use"
-    if way == "timeslice":
+    if way == "time-slicing":
         return f"together they want the GPU for {sum(job.busy for job in jobs):.0%} of the time"
     moved, active = sum(job.drama for job in jobs), sum(job.smact for job in jobs)
     if moved > 0.6 and moved > active / 2:

@@ -264,7 +264,8 @@ def test_a_time_limit_ends_a_job() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sharing": "mpps"}, "mps, timeslice, mig, off"),
+        ({"sharing": "mpps"}, "mps, time-slicing, mig, off"),
+        ({"sharing": "timeslice"}, "mps, time-slicing, mig, off"),
         ({"policy": "magn"}, "magm"),
         ({"estimator": "horos"}, "horos"),
         ({"gpus": "4xA1000"}, "A100"),
@@ -304,7 +305,7 @@ def test_nothing_is_ever_lost_and_no_gpu_is_overfull(seed: int, policy: str) -> 
         startup_s=draw.choice((0.0, 20.0)),
         interference_error=0.4,
         monitor_delay_s=draw.choice((0.0, 5.0)),
-        sharing=draw.choice(["mps", "timeslice"]),
+        sharing=draw.choice(["mps", "time-slicing"]),
         fair=draw.random() < 0.5,
         node_mtbf_s=draw.choice((None, 5000.0)),
         others=1000,

@@ -229,7 +229,7 @@ def test_what_a_simulation_did_gives_its_trace_again():
         for name, alone in (("busy", BUSY), ("light", LIGHT))
     ]
     jobs = [TraceJob(n, 5.0 * n, kinds[n % 2], work_s=40.0 + 7 * n, gpus=1 + (n % 3 == 0)) for n in range(12)]
-    scenario = Scenario(gpus="2xH200", sharing="timeslice", min_speed=0.3, world=QUIET)
+    scenario = Scenario(gpus="2xH200", sharing="time-slicing", min_speed=0.3, world=QUIET)
     found = simulate(JobTrace("made", jobs), scenario)
     assert max(each.running_s / each.work_s for each in found.jobs) > 1.3, "some were slowed down"
     again = trace_of_history(retold(found))
@@ -242,7 +242,7 @@ def test_what_a_simulation_did_gives_its_trace_again():
 def test_without_predictions_placement_knows_only_its_monitor():
     kind = JobKind("busy", 6 * GIB, {"H200": BUSY}, {"ullage": 8 * GIB})
     jobs = JobTrace("made", [TraceJob(number, 0.0, kind, work_s=60.0) for number in (1, 2)])
-    scenario = Scenario(gpus="H200", sharing="timeslice", world=QUIET, min_speed=0.8).but(smact_limit=None)
+    scenario = Scenario(gpus="H200", sharing="time-slicing", world=QUIET, min_speed=0.8).but(smact_limit=None)
     begins = {
         foresight: [job.attempts[0].begin for job in simulate(jobs, scenario.but(foresight=foresight)).jobs]
         for foresight in (True, False)

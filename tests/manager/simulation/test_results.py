@@ -38,7 +38,7 @@ def runs() -> Iterator[tuple[str, JobTrace, Scenario]]:
     few, base = generate_trace(300, seed=3, gpus=8, load=1.2, users=5, burst=3.0), Scenario(gpus=SMALL)
     for policy in policies():
         yield policy, few, base.but(policy=policy, estimator="gpumemnet")
-    for sharing in ("timeslice", "mig", "mig:2g.10gb", "off"):
+    for sharing in ("time-slicing", "mig", "mig:2g.10gb", "off"):
         yield sharing, few, base.but(sharing=sharing)
     jobs = [
         replace(job, time_limit=job.work_s * (0.8 if job.id % 7 == 0 else 3.0), priority=job.id % 3) for job in few.jobs

@@ -197,6 +197,8 @@ def test_units_of_systemd_are_well_formed(tmp_path, monkeypatch, capsys):
     if shutil.which("systemd-analyze"):
         done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
         assert done.returncode == 0 and "ullage-slurm" not in done.stderr, done.stderr
+    code, _, errors = ullage("slurm", "configure", "n1=4xA100-40GB", "--sharing", "timeslice")
+    assert code == 2 and "--sharing must be mps or time-slicing, got 'timeslice'" in errors
     code, _, errors = ullage("slurm", "configure", "n1=4xA100-40GB", "--systemd", "shared")
     assert code == 2 and "--systemd must be the path of a folder that all nodes share" in errors
 

@@ -30,9 +30,9 @@ Workers = Annotated[int, option("Maximum number of processes.", "N", min=1)]
 def together(
     jobs: Annotated[Path, argument("A list of jobs (.jsonl).", "FILE")],
     out: Out = Path("together.jsonl"),
-    how: Annotated[
-        str, option("Ways of sharing: timeslice, mps or both.", "WAYS", complete=completion.ways_of_sharing)
-    ] = "timeslice,mps",
+    sharing: Annotated[
+        str, option("Ways of sharing: time-slicing, mps or both.", "WAY", complete=completion.ways_of_sharing)
+    ] = "time-slicing,mps",
     sets: Annotated[int, option("Draw this many sets of the list's jobs.", "N", min=0)] = 0,
     seed: Seed = 0,
     seconds: Annotated[float, option("Measuring time for each set.", "SECONDS", min=0.2)] = 1.0,
@@ -56,13 +56,13 @@ def together(
     Examples:
 
       ullage lab measure together jobs.jsonl --sets 200 --seed 1 --out together.jsonl
-      ullage lab measure together pairs.jsonl --how mps --seconds 3 --rounds 3
+      ullage lab measure together pairs.jsonl --sharing mps --seconds 3 --rounds 3
     """
     from ullage.jobs import read_rows
     from ullage_lab.measure.job_sets import draw_sets, sets_in
     from ullage_lab.measure.together import TogetherSettings, measure_together
 
-    ways = tuple(filter(None, how.split(",")))
+    ways = tuple(filter(None, sharing.split(",")))
     plan = TogetherSettings(out=out, how=ways, seconds=seconds, rounds=rounds, timeout=parse_duration(timeout))
     rows = [{"id": f"r{number:05d}", **row} for number, row in enumerate(read_rows(jobs))]
     wanted = draw_sets(rows, sets, seed) if sets else sets_in(rows)

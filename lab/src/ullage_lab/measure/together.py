@@ -42,7 +42,7 @@ from ullage_lab.measure.turns import joined, phases, slowdowns, step_alone_at
 
 Row = dict[str, Any]
 HOWS = {
-    "timeslice": "the driver lets one process after the other have the GPU",
+    "time-slicing": "the driver lets one process after the other have the GPU",
     "mps": "NVIDIA's Multi-Process Service",
 }
 WARM_STEPS, WARM_SECONDS = 3, 0.2  # steps of every job before it is read
@@ -386,7 +386,7 @@ def _mps(out: Path) -> MpsService:
     try:
         return MpsService(Path(tempfile.gettempdir()) / f"ullage-together-{os.getuid()}-{name}")
     except MpsUnavailable:
-        raise MpsUnavailable(f"--how mps {MISSING}. Install it, or measure with --how timeslice") from None
+        raise MpsUnavailable(f"--sharing mps {MISSING}. Install it, or measure with --sharing time-slicing") from None
 
 
 @contextmanager

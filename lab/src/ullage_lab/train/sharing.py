@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 Reading = tuple[int, str, str]  # session, way of sharing, and the job's id
 Jobs = Mapping[Reading, Utilization]
 KEEPS = 0.8  # of its speed
-HOWS = ("mps", "timeslice")
+HOWS = ("mps", "time-slicing")
 H200 = find_gpu("H200")
 START = SharingRules(overlap=8.0, contention=1.0, crowding=0.1, closing=0.4, turn_s=2e-3, switch_s=1e-4, idle_w=115.0)
 FITTED = ("overlap", "contention", "crowding", "closing", "turn_s", "switch_s")
@@ -65,7 +65,7 @@ class MeasuredSet:
 
 
 def read_rows(files: Sequence[Path]) -> list[Row]:
-    """Read the rows of files of `ullage lab measure together`, compressed or not, each with its session."""
+    """Read the rows of `ullage lab measure together` from files, with sessions; 0.1 wrote `timeslice`."""
     rows: list[Row] = []
     session = 0
     for file in files:
@@ -75,7 +75,7 @@ def read_rows(files: Sequence[Path]) -> list[Row]:
                     f"{file}: the turns of set {row.get('set')!r} are not those of 'ullage lab measure together'"
                 )
             session += "header" in row
-            rows.append(row | {"session": session})
+            rows.append(row | {"session": session, "how": row.get("how", "").replace("timeslice", "time-slicing")})
     if not any("set" in row for row in rows):
         raise InvalidValue(f"{files[0]} has no sets of jobs; 'ullage lab measure together' writes them")
     return rows
@@ -307,7 +307,7 @@ class SharingLine:
     published: float | None = None
 
 
-PARALLAX = {"mps": 0.061, "timeslice": 0.043}  # what its authors report for training beside inference
+PARALLAX = {"mps": 0.061, "time-slicing": 0.043}  # what its authors report for training beside inference
 BUSY = 0.7  # of its step a job keeps the GPU busy: the host, which is unsteady, matters little to it
 SLOWDOWN_BUSY = "slowdown, jobs with GRACT above 70 %"
 SLOWDOWN, POWER = "slowdown, mean error", "power, mean error"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from ullage.errors import LAB, InvalidValue, UnknownName
+from ullage.errors import InvalidValue, UnknownName, pip_install
 from ullage.jobs.job import JobRequest
 from ullage.virtual.releases import refuse_if_unserved
 
@@ -93,7 +93,7 @@ def _others() -> dict[str, EntryPoint]:
 def check_name(name: str) -> None:
     """Refuse a name that no estimator has, without importing PyTorch."""
     if name not in HOMES and name not in estimators():
-        more = "" if _others() else f"; for those of the literature, type: pip install {LAB}"
+        more = "" if _others() else f"; for those of the literature, type: {pip_install('ullage_lab')}"
         raise UnknownName("estimator", name, estimators(), hint="all: " + ", ".join(estimators()) + more)
 
 

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 import ullage
+from ullage.errors import UPDATE
 from ullage.manager.api.door import Door, Guest
 from ullage.manager.identity import Caller, caller_of
 from ullage.manager.transport import PROTOCOL, PROTOCOL_HEADER, RESTART
@@ -35,9 +36,7 @@ NO_TOKEN = (
 HEALTH = "/health"
 Whose = Callable[[str], Caller | None]
 _TOO_MANY = "you have too many connections that wait for an answer; try again when one of them has ended"
-_UPGRADE = (
-    f"this command is older than the daemon, which is Ullage {ullage.__version__}; type: pip install --upgrade ullage"
-)
+_UPDATE = f"this command is older than the daemon, which is Ullage {ullage.__version__}; type: {UPDATE}"
 
 
 def problem(kind: str, message: str, status: int, headers: dict[str, str] | None = None) -> Response:
@@ -96,7 +95,7 @@ def other_version(spoken: bytes | None) -> str | None:
         return None
     if spoken.isdigit() and int(spoken[:9]) > PROTOCOL:
         return f"the daemon is Ullage {ullage.__version__}, older than this command; {RESTART}"
-    return _UPGRADE
+    return _UPDATE
 
 
 class GuardedConnection(H11Protocol):
@@ -127,7 +126,7 @@ class GuardedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Answer clients older than the HTTP API, which send a line of JSON, in the same form."""
         if self._guest.caller is not None and self.scope is None and data.startswith(b"{"):
-            answer = {"ok": False, "error": "OtherVersion", "message": _UPGRADE}
+            answer = {"ok": False, "error": "OtherVersion", "message": _UPDATE}
             self.transport.write(json.dumps(answer).encode() + b"\n")
             self.transport.close()
             return

@@ -20,7 +20,6 @@ from ullage.performance.sharing import share_of
 from ullage.sandbox.recording import OF_A_SESSION
 from ullage.units import format_bytes
 
-_HOW = {"mps": "mps", "time-slicing": "timeslice"}
 _LONGEST_STEP, _LARGEST, _MOST_WATTS = 86400.0, 1e24, 1e5
 _MOST_GROUPS = 200  # bounds of kernel lengths
 _MOST_KNOWN = 100_000  # predictions in memory
@@ -93,7 +92,7 @@ class Works:
     """The workloads of a daemon's jobs. `sharing` is "mps" or "time-slicing"."""
 
     def __init__(self, store: JobStore, sharing: str) -> None:
-        self._store, self._how = store, _HOW[sharing]
+        self._store, self._how = store, sharing
         self._alone: dict[tuple[str, str], Utilization] = {}  # by workload and GPU
         self._together: dict[tuple[str, ...], Speeds | None] = {}  # by GPU and workloads
 

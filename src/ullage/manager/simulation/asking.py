@@ -37,7 +37,7 @@ def simulate(
             `choose(job, gpus, now)`.
         estimator: The estimator whose estimates are promised: "ullage" or another one, "oracle" for true memory, or
             "none". It estimates the jobs for which the trace has no estimate.
-        sharing: How jobs share a GPU: "mps", "timeslice", "mig" (or with the instances, "mig:2g.10gb") or "off".
+        sharing: How jobs share a GPU: "mps", "time-slicing", "mig" (or with the instances, "mig:2g.10gb") or "off".
         seed: The seed of all random numbers.
         format: The format of the file. Default: recognised from its beginning.
         mix: The mix of known workloads, for traces that do not name their training jobs.

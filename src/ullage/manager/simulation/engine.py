@@ -52,8 +52,8 @@ from ullage.sandbox.gc_control import gc_disabled
 Progress = Callable[[int, int], None]
 """Called from time to time with the number of finished jobs and the number of all jobs."""
 
-_MEASURED_ERRORS = {"mps": 0.4, "timeslice": 0.2}
-_WAYS = ("mps", "timeslice", "mig", "off")
+_MEASURED_ERRORS = {"mps": 0.4, "time-slicing": 0.2}
+_WAYS = ("mps", "time-slicing", "mig", "off")
 _TOLD_EVERY = 1000  # finished jobs
 _ACTIVITY = attrgetter("activity")
 _LOOKS = 18  # readings per window of a GPU whose jobs have changed
@@ -100,7 +100,7 @@ class _Engine:
         self.cards = cards_of(scenario.gpus, scenario.sharing, self.world.node_gpus, MOST_SERIES)
         self.by_id = {card.id: card for card in self.cards}
         self.kinds = trace.kinds
-        how = way if way == "timeslice" else "mps"
+        how = way if way == "time-slicing" else "mps"
         error, on = self.world.interference_error, self.world.interference
         error = _MEASURED_ERRORS[how] if error is None else error
         self.phases = [self._phases_of(kind) for kind in self.kinds]

@@ -41,7 +41,6 @@ RUNNING = "running"  # in place of a cause, while the attempt runs
 # Attempts with these ends count as work; the work of others was lost and done again.
 _WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled", RUNNING})
 _OVER = frozenset({"done", "failed", "cancelled"})
-_HOWS = {"mps": "mps", "time-slicing": "timeslice"}
 
 
 def _begins_one(text: str) -> bool:
@@ -118,7 +117,7 @@ def _scenario(data: Mapping[str, Any], policy: str) -> Scenario:
         gpus=", ".join(f"{count}x{name}" for name, count in counts.items()),
         policy=policy,
         estimator=PROMISED,
-        sharing=_HOWS[data["sharing"]],
+        sharing=data["sharing"],
         min_speed=data["min_speed"],
         rules=Rules(**data["rules"]),
         world=World(
@@ -238,7 +237,7 @@ class _History:
         self.end = max((each.end for each in self._all_attempts), default=self.begin) if now is None else now
         self.kinds = self._kinds()
         kinds = list({id(kind): kind for kind in self.kinds.values()}.values())
-        self._model = Interference(kinds, _HOWS[data["sharing"]])
+        self._model = Interference(kinds, data["sharing"])
         self._first_doing: dict[str, int] = {}
         self._first_alike: dict[tuple[int, str], int] = {}
         self._speeds = defaultdict[tuple[int, int], list[tuple[float, float]]](list)  # (since, speed) by GPU and kind

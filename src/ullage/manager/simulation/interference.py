@@ -17,7 +17,7 @@ _MOST_KNOWN = 1_000_000
 
 
 class Interference:
-    """The speeds (1 alone) of kinds of jobs, or of their phases, that share a GPU by `how` ("mps" or "timeslice").
+    """The speeds (1 alone) of kinds of jobs, or of their phases, that share a GPU by `how` ("mps" or "time-slicing").
 
     An unknown kind keeps a GPU busy all the time. The true loss of each set of kinds differs from the predicted one by
     a factor with the logarithmic standard deviation `error`, drawn once by `seed`. With `on=False` the true loss is

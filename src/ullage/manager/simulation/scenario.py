@@ -85,7 +85,7 @@ class Scenario:
     )
     sharing: str = described(
         "mps",
-        "How jobs share a GPU: mps, timeslice, mig (with the instances: mig:2g.10gb) or off.",
+        "How jobs share a GPU: mps, time-slicing, mig (with the instances: mig:2g.10gb) or off.",
         metavar="WAY",
         several=True,
     )

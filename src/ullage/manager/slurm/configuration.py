@@ -110,7 +110,7 @@ def site_toml(groups: Sequence[NodeGroup], sharing: str) -> str:
 
 
 def files(
-    groups: Sequence[NodeGroup], sharing: str = "timeslice", folder: str = "/etc/slurm", systemd: str | None = None
+    groups: Sequence[NodeGroup], sharing: str = "time-slicing", folder: str = "/etc/slurm", systemd: str | None = None
 ) -> dict[str, str]:
     """Return all files of a site by name. `slurm.conf.ullage` and `gres.conf.ullage` have lines for the site's own
     files. With `systemd`, a folder that all nodes share, they include a unit for the watcher."""

@@ -14,7 +14,7 @@ from ullage.manager.slurm.commands import SlurmNode
 from ullage.units import GIB
 
 SITE_FILE = "ullage.toml"  # next to slurm.conf
-HOWS = ("mps", "timeslice")
+HOWS = ("mps", "time-slicing")
 _COUNTS_GPUS = (23, 11, 5)  # its notes: "Fix issue where you could have a gpu allocated as well as a shard on that gpu"
 
 
@@ -42,7 +42,7 @@ class Site:
     """A cluster: its kinds of GPUs, the way jobs share one, and the release of its Slurm."""
 
     kinds: tuple[GpuKind, ...]
-    sharing: str = "timeslice"
+    sharing: str = "time-slicing"
     release: tuple[int, ...] = ()
 
     @property
@@ -56,7 +56,7 @@ class SiteFile:
     """The content of `ullage.toml` next to slurm.conf: GPUs by Slurm's types, and the way jobs share one."""
 
     gpus: dict[str, str]
-    sharing: str = "timeslice"
+    sharing: str = "time-slicing"
 
 
 def read_site_file() -> SiteFile:
@@ -69,7 +69,7 @@ def read_site_file() -> SiteFile:
         return SiteFile({})
     except (OSError, ValueError) as error:
         raise InvalidValue(f"{path} cannot be read: {error}") from None
-    gpus, sharing = values.pop("gpus", {}), values.pop("sharing", "timeslice")
+    gpus, sharing = values.pop("gpus", {}), values.pop("sharing", "time-slicing")
     if values or not isinstance(gpus, dict) or not all(isinstance(name, str) for name in gpus.values()):
         raise InvalidValue(f'{path} must have [gpus] with lines such as a100 = "A100-40GB", and sharing')
     if sharing not in HOWS:

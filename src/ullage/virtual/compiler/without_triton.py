@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from ullage.errors import pip_install
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 
 _COMPILED = (
-    "torch.compile was left out, because Triton is not installed: the figure is that of the eager code; "
-    "to follow the compiled program: pip install 'ullage[triton]'"
+    f"without Triton, torch.compile ran the eager code; to follow the compiled program, type: {pip_install('triton')}"
 )
 _GRAPHS = (
     "torch.compile with mode={mode!r} records CUDA graphs, whose memory no other code can use: they were left out, and "
