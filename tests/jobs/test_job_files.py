@@ -297,4 +297,4 @@ for name in ("ullage.manager.client", "ullage.jobs.job_files"):
 def test_without_pydantic_estimates_work_and_job_files_name_it():
     done = subprocess.run([sys.executable, "-c", WITHOUT_PYDANTIC], capture_output=True, text=True, timeout=120)
     install = "need the package pydantic; type: pip install '.[manager]'  # in a clone of Ullage\n"
-    assert (done.stdout, done.stderr) == (f"the manager and its client {install}job files {install}", "")
+    assert (done.stdout, done.stderr) == (f"the daemon and its client {install}job files {install}", "")

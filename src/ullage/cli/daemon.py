@@ -1,4 +1,4 @@
-"""`ullage serve`: run the manager."""
+"""`ullage serve`: run the daemon."""
 
 import asyncio
 import contextlib

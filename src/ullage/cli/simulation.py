@@ -265,7 +265,7 @@ def _replay(
         return jobs.notes
     copy = plain(theirs or "")
     return [
-        f"the manager's policy was {copy}; to see that simulated as well, name your copy: --policy {copy}",
+        f"the daemon's policy was {copy}; to see that simulated as well, name your copy: --policy {copy}",
         *jobs.notes,
     ]
 

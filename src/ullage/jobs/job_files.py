@@ -1,4 +1,4 @@
-"""Jobs for the manager (`JobSpec`), and job files: TOML, and `.rad` files of RAD-RM."""
+"""Jobs for the daemon (`JobSpec`), and job files: TOML, and `.rad` files of RAD-RM."""
 
 import os
 import re

@@ -13,7 +13,7 @@ try:
     if not sys.flags.no_site:  # the supervisor runs without installed packages
         import pydantic  # noqa: F401
 except ModuleNotFoundError:
-    raise MissingPackage("pydantic", "the manager and its client") from None
+    raise MissingPackage("pydantic", "the daemon and its client") from None
 
 if TYPE_CHECKING:
     from ullage.manager.client import Client

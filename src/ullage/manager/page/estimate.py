@@ -86,7 +86,7 @@ class EstimateForm:
             self.batch_arg = text_field("Its argument for a batch", "--batch-size, if it has one")
             self._ranks = number_field("GPUs (ranks)", "as it is started")
             self._places = {
-                "cwd": text_field("Folder on the server", "/home/you/project"),
+                "cwd": text_field("Folder on the host", "/home/you/project"),
                 "venv": text_field("Virtual environment", "/home/you/venv"),
             }
         self._script = {"world_size": self._ranks, "batch_arg": self.batch_arg}

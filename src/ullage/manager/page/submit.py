@@ -60,7 +60,7 @@ class JobForm:
         if not given["command"]:
             raise InvalidValue("a command must be given, such as python train.py")
         if "cwd" not in given:
-            raise InvalidValue("the folder on the server that the command runs in must be given")
+            raise InvalidValue("the folder in which the command runs must be given")
         return make_job(given, "the job").to_dict()
 
 

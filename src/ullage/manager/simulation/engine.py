@@ -1,6 +1,6 @@
 """The virtual clock: jobs arrive, are placed, allocate memory, work, slow each other down, and end.
 
-`placement` makes every decision, as in the manager; only the jobs, the GPUs and the monitor are simulated.
+`placement` makes every decision, as in the daemon; only the jobs, the GPUs and the monitor are simulated.
 """
 
 import heapq

@@ -36,7 +36,7 @@ from ullage.performance.result import Utilization, resting_w, waiting_w
 from ullage.text import plain
 
 _KEYS = ("since", "policy", "sharing", "gpus", "works", "jobs")
-PROMISED = "promised"  # the estimator that returns the manager's promises
+PROMISED = "promised"  # the estimator that returns the daemon's promises
 RUNNING = "running"  # in place of a cause, while the attempt runs
 # Attempts with these ends count as work; the work of others was lost and done again.
 _WORK = frozenset({"finished", "failed by itself", "time limit", "time slot ended", "cancelled", RUNNING})
@@ -100,12 +100,12 @@ def trace_of_history(data: Mapping[str, Any], name: str = "history", startup_s: 
 
 
 def scenario_of_history(data: Mapping[str, Any], policy: str | None = None) -> Scenario:
-    """Return a scenario of the manager: its GPUs, policy, rules, sharing and promises. `policy` replaces the manager's,
+    """Return a scenario of the daemon: its GPUs, policy, rules, sharing and promises. `policy` replaces the daemon's,
     and is required for a custom one, since a history must not decide which code runs."""
     own = own_name(data["policy"])
     if policy is None and own is not None:
         name = plain(own)
-        raise InvalidValue(f"the manager's policy is {name}, a file of its own; name your copy: --policy {name}")
+        raise InvalidValue(f"the daemon's policy is {name}, a file of its own; name your copy: --policy {name}")
     return _scenario(data, data["policy"] if policy is None else policy)
 
 

@@ -1,4 +1,4 @@
-"""The manager's jobs, attempts and events in SQLite, written before the manager acts on them.
+"""The daemon's jobs, attempts and events in SQLite, written before the daemon acts on them.
 
 Only `job_store.py` changes them.
 """

@@ -1,4 +1,4 @@
-"""The tables of the manager's database."""
+"""The tables of the daemon's database."""
 
 VERSION = 24  # raised when a table changes; databases of versions without a migration are refused
 
