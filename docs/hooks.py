@@ -199,7 +199,7 @@ def known_workloads() -> str:
         sizes = [f"{known.kind.memory / 2**30:.1f}", f"{(known.kind.estimates['ullage'] or 0) / 2**30:.1f}"]
         epochs = ", ".join(map(str, known.epochs))
         cells = [f"`{known.name}`", known.size, str(known.gpus), *sizes, f"{known.epoch_s / 60:.1f}", epochs]
-        rows.append(" | ".join([*cells, f"{100 * alone.smact:.0f} %", f"{alone.power_w:.0f}"]))
+        rows.append(" | ".join([*cells, f"{100 * alone.smact:.0f}%", f"{alone.power_w:.0f}"]))
     heads = ["name", "size", "GPUs", "memory, GiB", "by Ullage", "epoch, min", "epochs", "SMACT", "W"]
     return "\n".join(f"| {line} |" for line in [" | ".join(heads), " | ".join(["---"] * len(heads)), *rows])
 

@@ -80,7 +80,7 @@ def judge(path: Path, workers: int, answers: Path | None, live: bool, out: Path 
     groups |= {"multiples of 8": [row for row in rows if not row["odd"]]}
     for row in rows:
         groups.setdefault(row["family"], []).append(row)
-    shown = Table("runs", "count", "figure", "exact", "median", "90 %", "99 %", "upper holds", "above")
+    shown = Table("runs", "count", "figure", "exact", "median", "90%", "99%", "upper holds", "above")
     for name, members in groups.items():
         wanted = {row["id"] for row in members}
         for line in table_lines([one for one in comparisons if one.id in wanted]) if members else ():

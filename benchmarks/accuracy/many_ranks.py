@@ -52,7 +52,7 @@ def compare(rows: list[Row]) -> None:
 
 def report(results: list[Row]) -> str:
     """Return a table of errors by strategy."""
-    lines = ["strategy    runs  given  exact  median   90 %   worst  alloc. exact  upper holds"]
+    lines = ["strategy    runs  given  exact  median   90%   worst  alloc. exact  upper holds"]
     judged = [row for row in results if row.get("peak_reserved") and not row.get("oom")]
     for strategy in ("all", *sorted({row["strategy"] for row in judged})):
         some = [row for row in judged if strategy in ("all", row["strategy"])]

@@ -20,7 +20,7 @@ pairs. So these are the questions that the model can be asked:
 
 Lucid's jobs ran without MPS, Gavel's with it (on the K80 and the P100 that is no more than time slicing). The figures
 of the model are those that were fitted on an H200. Left out: Gavel's Recommendation, two copies of which ran at 2 to
-36 % of their speed, so that it is the host that they wait for.
+36% of their speed, so that it is the host that they wait for.
 """
 
 from __future__ import annotations

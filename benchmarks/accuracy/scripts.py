@@ -195,7 +195,7 @@ def _share(shares: list[float]) -> str:
 def compare_drawn(measured: Path, estimates: Path, *, each: bool) -> None:
     """Print the table by kind, and the failures; with `each`, also every script."""
     both = list(pairs(measured, estimates))
-    shares = ("exact", "median", "90 %", "worst")
+    shares = ("exact", "median", "90%", "worst")
     reserved_of, allocated_of = ([f"{what}: {shares[0]}", *shares[1:]] for what in ("reserved", "allocated"))
     table("row", "runs", "estimated", *reserved_of, *allocated_of, "bound holds", "bound holds, process")
     for kind in KINDS:

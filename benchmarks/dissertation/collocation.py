@@ -145,7 +145,7 @@ def mixed(sets: Sequence[Shared]) -> list[Shared]:
     return [one for one in sets if len(set(one.row["jobs"])) > 1]
 
 
-_SUMMARY = ["sets", "work done in the time of 1", "a job's step takes", "jobs that keep 80 % of their speed"]
+_SUMMARY = ["sets", "work done in the time of 1", "a job's step takes", "jobs that keep 80% of their speed"]
 
 
 def by_size_table(sets: Sequence[Shared]) -> str:
@@ -441,7 +441,7 @@ def smact_picture(sets: Sequence[Shared]) -> str:
         parts += panel.frame(title, "sum of the jobs' SMACT alone, %", ticks(most), y_ticks)
         x, y = panel.at(80, level)
         lines = f"M{x:.1f} {panel.top}v{panel.height}M{panel.left} {y:.1f}h{panel.width}"
-        parts.append(f'<path class="limit" d="{lines}"/><text x="{x + 4:.1f}" y="{panel.top + 12}">80 %</text>')
+        parts.append(f'<path class="limit" d="{lines}"/><text x="{x + 4:.1f}" y="{panel.top + 12}">80%</text>')
         for one in sorted(several, key=lambda one: one.how):
             x, y = panel.at(100 * one.smact_alone, figure(one))
             parts.append(f'<circle class="{one.how} dot" cx="{x:.1f}" cy="{y:.1f}" r="3.2"/>')

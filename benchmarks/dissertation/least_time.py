@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _tell(name: str, total: float, energy: float, alone: Figures) -> None:
-    change = f"{100 * (total / alone.total_s - 1):+.1f} %", f"{100 * (energy / (alone.energy_j or 1.0) - 1):+.1f} %"
+    change = f"{100 * (total / alone.total_s - 1):+.1f}%", f"{100 * (energy / (alone.energy_j or 1.0) - 1):+.1f}%"
     print(f"{name}: {total / 60:.0f} min ({change[0]}), {energy / 1e6:.1f} MJ ({change[1]})")
 
 

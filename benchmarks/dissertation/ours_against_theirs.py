@@ -65,8 +65,8 @@ def against(figures: Found, name: str, base: str, measure: str) -> Interval:
 
 def _cell(interval: Interval) -> str:
     if interval.half is None:
-        return f"{100 * interval.mean:+.1f} %"
-    return f"{100 * interval.mean:+.1f} % ± {100 * interval.half:.1f}"
+        return f"{100 * interval.mean:+.1f}%"
+    return f"{100 * interval.mean:+.1f}% ± {100 * interval.half:.1f}"
 
 
 def comparison(figures: Found, base: str) -> list[list[str]]:

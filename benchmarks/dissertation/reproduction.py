@@ -92,12 +92,12 @@ def unknown_runs() -> list[Run]:
     conditions: list[tuple[str, str, float | None, int, int]] = [
         ("RR", "round_robin", None, 0, 8),
         ("MAGM", "magm", None, 0, 5),
-        ("MAGM (80 %)", "magm", 0.80, 0, 4),
-        ("MAGM (80 %, 2 GB)", "magm", 0.80, 2, 2),
-        ("MAGM (80 %, 5 GB)", "magm", 0.80, 5, 2),
-        ("LUG (80 %, 5 GB)", "lug", 0.80, 5, 2),
-        ("MAGM (75 %, 5 GB)", "magm", 0.75, 5, 1),
-        ("MAGM (85 %, 5 GB)", "magm", 0.85, 5, 2),
+        ("MAGM (80%)", "magm", 0.80, 0, 4),
+        ("MAGM (80%, 2 GB)", "magm", 0.80, 2, 2),
+        ("MAGM (80%, 5 GB)", "magm", 0.80, 5, 2),
+        ("LUG (80%, 5 GB)", "lug", 0.80, 5, 2),
+        ("MAGM (75%, 5 GB)", "magm", 0.75, 5, 1),
+        ("MAGM (85%, 5 GB)", "magm", 0.85, 5, 2),
     ]
     return [_exclusive("90")] + [
         Run(
@@ -116,7 +116,7 @@ def estimator_runs() -> list[Run]:
     return [_exclusive("90")] + [
         Run(
             "90",
-            f"MAGM + {title}{'' if smact is None else ' (80 %)'}",
+            f"MAGM + {title}{'' if smact is None else ' (80%)'}",
             rad_rm("magm", estimator, smact=smact),
             {"ooms": ooms.get((estimator, smact), 0)} | ({"total": -0.25} if (estimator, smact) == BEST else {}),
         )
@@ -126,7 +126,7 @@ def estimator_runs() -> list[Run]:
 
 
 TITLES = {"horus": "Horus", "faketensor": "FakeTensor", "gpumemnet": "GPUMemNet"}
-BEST = ("gpumemnet", None)  # the chapter says "MAGM with GPUMemNet", about 25 %
+BEST = ("gpumemnet", None)  # the chapter says "MAGM with GPUMemNet", about 25%
 
 
 def heavy_runs() -> list[Run]:
@@ -135,17 +135,17 @@ def heavy_runs() -> list[Run]:
         _exclusive("60", ooms=0, energy=33.197904654),
         Run("60", "RR, streams", rad_rm("round_robin", sharing="time-slicing"), {"ooms": 9, "energy": 34.745196574}),
         Run("60", "RR", rad_rm("round_robin"), {"ooms": 6, "energy": 29.601240054}),
-        Run("60", "MAGM (80 %, 2 GB)", rad_rm("magm", smact=0.8, free=2 * GIB), {"ooms": 4, "energy": 28.781487533}),
-        Run("60", "LUG (80 %, 2 GB)", rad_rm("lug", smact=0.8, free=2 * GIB), {"ooms": 4}),
-        Run("60", "MAGM + Horus (80 %)", rad_rm("magm", "horus", smact=0.8), {"ooms": 2, "energy": 29.041723267}),
+        Run("60", "MAGM (80%, 2 GB)", rad_rm("magm", smact=0.8, free=2 * GIB), {"ooms": 4, "energy": 28.781487533}),
+        Run("60", "LUG (80%, 2 GB)", rad_rm("lug", smact=0.8, free=2 * GIB), {"ooms": 4}),
+        Run("60", "MAGM + Horus (80%)", rad_rm("magm", "horus", smact=0.8), {"ooms": 2, "energy": 29.041723267}),
         Run(
             "60",
-            "MAGM + FakeTensor (80 %)",
+            "MAGM + FakeTensor (80%)",
             rad_rm("magm", "faketensor", smact=0.8),
             {"ooms": 3, "energy": 30.306237499},
         ),
         Run(
-            "60", "MAGM + GPUMemNet (80 %)", rad_rm("magm", "gpumemnet", smact=0.8), {"ooms": 1, "energy": 28.502464491}
+            "60", "MAGM + GPUMemNet (80%)", rad_rm("magm", "gpumemnet", smact=0.8), {"ooms": 1, "energy": 28.502464491}
         ),
     ]
 
@@ -184,7 +184,7 @@ def world_runs() -> list[Run]:
 
 
 def _two() -> dict[str, Scenario]:
-    return {"RR": rad_rm("round_robin"), "MAGM + GPUMemNet (80 %)": rad_rm("magm", "gpumemnet", smact=0.8)}
+    return {"RR": rad_rm("round_robin"), "MAGM + GPUMemNet (80%)": rad_rm("magm", "gpumemnet", smact=0.8)}
 
 
 CHAPTER: dict[str, Callable[[], list[Run]]] = {
@@ -231,7 +231,7 @@ def change(done: Done, base: Done, measure: str) -> float:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:+.1f} %"
+    return "" if value is None else f"{100 * value:+.1f}%"
 
 
 def section_table(section: Sequence[Done], energy: bool = False) -> str:

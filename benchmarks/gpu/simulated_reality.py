@@ -496,7 +496,7 @@ def disagreements(rows: Sequence[Compared]) -> list[str]:
 
 
 def off(ours: float | None, real: float | None) -> str:
-    return "unknown" if ours is None or real is None else f"{100 * (ours / real - 1):+.1f} %"
+    return "unknown" if ours is None or real is None else f"{100 * (ours / real - 1):+.1f}%"
 
 
 def main() -> None:
@@ -516,7 +516,7 @@ def main() -> None:
         print()
         for number, name in enumerate(("makespan", "completion")):
             errors = [abs(each.ours[number] / each.real[number] - 1) for each in these]
-            print(f"{name}: {100 * statistics.mean(errors):.1f} % off on average, {100 * max(errors):.1f} % at most")
+            print(f"{name}: {100 * statistics.mean(errors):.1f}% off on average, {100 * max(errors):.1f}% at most")
         print(f"in another order: {', '.join(disagreements(these)) or 'none'}\n")
     for each in replays.traces:
         for run in sorted(each.current):

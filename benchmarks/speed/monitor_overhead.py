@@ -1,4 +1,4 @@
-"""What the monitor costs: CPU time of a process that samples 8 GPUs, in percent of one core. The goal is under 1 %.
+"""What the monitor costs: CPU time of a process that samples 8 GPUs, in percent of one core. The goal is under 1%.
 
     python benchmarks/speed/monitor_overhead.py [--seconds 30] [--interval 1] [--stand-in] [--rates activity=2]
 
@@ -223,7 +223,7 @@ def main() -> None:
         f"{len(psutil.pids())} processes on this machine, {os.cpu_count()} cores"
     )
     print(
-        f"CPU: {used * 1000:.0f} ms, {percent:.2f} % of one core (goal: under {GOAL:g} %); "
+        f"CPU: {used * 1000:.0f} ms, {percent:.2f}% of one core (goal: under {GOAL:g}%); "
         f"failed looks: {monitor.failures}"
     )
     began = time.process_time()
@@ -232,11 +232,11 @@ def main() -> None:
         [(window.mean(field), window.age(field)) for field in FIELDS]
     print(f"all windows with means and ages: {(time.process_time() - began) * 1000:.1f} ms")
     calls = sum(seconds for _, seconds in CALLS.values())
-    print(f"in NVML's calls: {100 * calls / elapsed:.2f} % of one core, of which")
+    print(f"in NVML's calls: {100 * calls / elapsed:.2f}% of one core, of which")
     for name, (count, seconds) in sorted(CALLS.items(), key=lambda item: -item[1][1]):
         print(
             f"  {name:42} {count / elapsed:6.1f} a second, {1000 * seconds / count:7.3f} ms each, "
-            f"{100 * seconds / elapsed:6.3f} % of one core"
+            f"{100 * seconds / elapsed:6.3f}% of one core"
         )
     monitor.stop()
     if real is not None:

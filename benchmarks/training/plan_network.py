@@ -29,9 +29,9 @@ plans than when it had learnt. Since then weights are packed as they were rounde
   that the network was not sure of (`--seconds 225 --seed 40000000 --unsure`): 7.4, 5.6 and 10.1 million answers. The
   trees were grown on these, but for those that say how sure a number of parts is: these are the ones of before. 520
   seconds of `train` beside that, at the usual rate, made the networks worse, and they are not
-  shipped: 94.8, 95.7 and 94.6 % of 21,000 plans that were held out, instead of 95.4, 96.7 and 96.3 %.
+  shipped: 94.8, 95.7 and 94.6% of 21,000 plans that were held out, instead of 95.4, 96.7 and 96.3%.
 - 1.4 million problems of each direction (`--seconds 28 --seed 12000000`) beside 112 seconds of `train --rate 0.0003`:
-  95.9, 96.7 and 96.2 % of 28,000 instead of 95.2, 96.7 and 96.3 %. Of these the forward network is shipped.
+  95.9, 96.7 and 96.2% of 28,000 instead of 95.2, 96.7 and 96.3%. Of these the forward network is shipped.
 """
 
 from __future__ import annotations

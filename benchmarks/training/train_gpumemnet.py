@@ -56,7 +56,7 @@ with the keys of the rows that were held out.
 `ullage lab measure dataset` on one NVIDIA H200 with {measured}.
 Trained with {trained}.
 
-**Training**: `python benchmarks/training/train_gpumemnet.py --only gpumemnet`: cross-entropy, Adam; 30 % held out; the
+**Training**: `python benchmarks/training/train_gpumemnet.py --only gpumemnet`: cross-entropy, Adam; 30% held out; the
 perceptrons that estimates use are cross-validated in three stratified folds on the rest; a shipped network learned from
 all of the rest, of which 2/9 told when to stop.
 

@@ -168,15 +168,15 @@ def test_a_step_is_not_quicker_than_its_input():
     assert (slow.step_s, slow.input_s) == (0.2, 0.2) and slow.waits_for_input
     assert slow.smact == pytest.approx(0.4) and slow.busy == pytest.approx(0.4)
     assert slow.energy_j == pytest.approx(slow.power_w * slow.step_s) and STEP.energy_j < slow.energy_j < 60
-    assert "the input: the GPU waits for it 60 % of the step" in str(slow)
+    assert "the input: the GPU waits for it 60% of the step" in str(slow)
     quick = STEP.fed_at(1000)
     assert quick.step_s == STEP.step_s and not quick.waits_for_input
     assert "The data loader is not a part of it." in str(STEP) and "data loader" not in str(quick)
 
 
 def test_what_limits_a_step_is_said():
-    assert STEP.limit_words == "the GPU: it works 80 % of the step"
-    assert replace(STEP, gpu_s=0.03, host_s=0.1).limit_words == "the host: the GPU waits for it 70 % of the step"
+    assert STEP.limit_words == "the GPU: it works 80% of the step"
+    assert replace(STEP, gpu_s=0.03, host_s=0.1).limit_words == "the host: the GPU waits for it 70% of the step"
     assert "Not measured on A100-40GB" in str(STEP) and "Not measured" not in str(replace(STEP, measured=True))
     assert "No step repeated" in str(replace(STEP, steady=False))
 

@@ -371,7 +371,7 @@ def test_show_counts_classes_and_shares(tmp_path: Path) -> None:
     assert found["families"]["mlp"]["memory"] is None
     told = CliRunner().invoke(app, ["lab", "data", "show", str(file)])
     assert told.exit_code == 0, told.output
-    assert "8 to 16: 2 (66.7 %)" in told.output and "sgd 33.3 %" in told.output
+    assert "8 to 16: 2 (66.7%)" in told.output and "sgd 33.3%" in told.output
     assert CliRunner().invoke(app, ["lab", "data", "show", str(file), "--family", "cmm"]).exit_code == 1
 
 

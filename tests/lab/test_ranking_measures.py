@@ -74,10 +74,10 @@ def test_the_mended_limit_is_the_estimate_to_the_byte():
 
 
 def test_the_published_limit_is_rounded_and_includes_the_context():
-    lives = judge(record(4 * GIB - MIB), run(), H200, PUBLISHED)  # 5 GiB with the context of 1 GiB: 4 % of the card
+    lives = judge(record(4 * GIB - MIB), run(), H200, PUBLISHED)  # 5 GiB with the context of 1 GiB: 4% of the card
     assert lives == standings.Judgement(True, H200.usable - 5 * GIB + MIB, "reserved")
     assert round(100 * 5 * GIB / H200.usable) == 4
-    # 2.8 GiB and the context are 2.7 %: rounded up to 3 % that is more than the run reserved
+    # 2.8 GiB and the context are 2.7%: rounded up to 3% that is more than the run reserved
     assert judge(record(int(2.8 * GIB)), run(), H200, PUBLISHED).success
     assert not judge(record(int(2.8 * GIB)), run(), H200, MENDED).success
 

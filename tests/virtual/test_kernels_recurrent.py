@@ -50,7 +50,7 @@ def test_random_calls_on_which_nothing_was_fitted(every):
     """Drawn and measured by benchmarks/accuracy/operators.py, whatever the rules say of them.
 
     Of all 600: 254 are exact in every size, 596 in the order of requests and frees. The workspace is what differs; the
-    peak of a step is exact for 349, within 1 % for 434, within 10 % for 565, and 44 % too low at worst.
+    peak of a step is exact for 349, within 1% for 434, within 10% for 565, and 44% too low at worst.
     """
     rows = recorded("recurrent_random_h200.jsonl.gz")[::every]
     found = [events_of(call) for call, _ in rows]

@@ -206,11 +206,11 @@ def segment_size(block: int, large_segment_size: int) -> int:
 # which all segments have the recorded sizes in the recorded order, and the worst error of peak reserved memory:
 #
 # rule                                                  segments equal   worst error
-# this one                                              237 of 243       0.5 %
-# as this one, the rest served oldest piece first   211              3.3 %
-# as this one, best fit among the rests              207              3.3 %
-# each segment directly below the last                  209              4.4 %
-# each segment directly above the last                  160              17.3 %
+# this one                                              237 of 243       0.5%
+# as this one, the rest served oldest piece first   211              3.3%
+# as this one, best fit among the rests              207              3.3%
+# each segment directly below the last                  209              4.4%
+# each segment directly above the last                  160              17.3%
 #
 # Peak reserved memory is equal in the same 237. The others differ when libraries (cuBLAS, cuDNN, kernels as
 # they load) take addresses too, which no history shows. No history returns segments, so the reuse of addresses

@@ -77,19 +77,19 @@ def _compare(rows: list[dict[str, Any]], gpu: str | GPU, worst: int, as_json: bo
 def _print_accuracy(results: "list[Comparison]", worst: int) -> None:
     from ullage.measuring import accuracy
 
-    heads = ("rows", "figure", "count", "given", "exact", "median", "mean", "90 %", "99 %", "too low")
+    heads = ("rows", "figure", "count", "given", "exact", "median", "mean", "90%", "99%", "too low")
     rows = []
     for line in accuracy.summarize(results):
         shares = [f"{value:.2%}" for value in (line.median, line.mean, line.p90, line.p99)]
         cells = [line.group, line.figure, str(line.rows), str(line.given), f"{line.exact:.0%}", *shares]
         rows.append([*cells, f"{line.under:.0%}"])
-    print(fitted(heads, rows, give_way=("given", "mean", "99 %", "count"), left=("figure",)))
+    print(fitted(heads, rows, give_way=("given", "mean", "99%", "count"), left=("figure",)))
     limits = accuracy.bound(results)
     if limits:
         print(f"upper holds for {limits['holds']:.1%} of the runs and lies {limits['above']:.2%} above (median)")
     times = [result.seconds for result in results]
     print(
-        f"one estimate: {accuracy.quantile(times, 0.5):.2f} s (median), {accuracy.quantile(times, 0.95):.2f} s (95 %)"
+        f"one estimate: {accuracy.quantile(times, 0.5):.2f} s (median), {accuracy.quantile(times, 0.95):.2f} s (95%)"
     )
     known = [result for result in results if result.error("reserved") is not None]
     for result in sorted(known, key=lambda result: -abs(result.error("reserved") or 0))[:worst]:

@@ -314,7 +314,7 @@ def wait(
 
 
 _MAY_BE_EMPTY = ("core hours", "energy")
-_GIVE_WAY = ("core hours", "energy", "90 %", "by part", "promised", "used")  # in a narrow terminal, the first one first
+_GIVE_WAY = ("core hours", "energy", "90%", "by part", "promised", "used")  # in a narrow terminal, the first one first
 
 
 def report(

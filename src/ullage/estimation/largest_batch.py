@@ -157,14 +157,14 @@ class MaxBatch(int):
         held, has = format_bytes(self.estimate.needed), format_bytes(self.estimate.gpu_memory)
         lines = [f"largest {words} on {self.gpu}: {int(self)} ({held} of {has})"]
         if self.beyond is not None:
-            lines.append(f"the next one takes {format_bytes(self.beyond.needed)} and does not fit")
+            lines.append(f"the next one needs {format_bytes(self.beyond.needed)} and does not fit")
         elif self.same_from is not None:
             why = f": {_FEW_SAMPLES}" if self.what == "batch-size" else ""
             lines.append(f"from {self.same_from} on it takes the same{why}")
         else:
             lines.append("no larger one was tried")
         bound = "this one too" if self.sure == self else str(self.sure) if self.sure else "none"
-        lines.append(f"sure to fit, by the upper bound: {bound}")
+        lines.append(f"largest by the upper bound: {bound}")
         return "\n".join(lines)
 
 

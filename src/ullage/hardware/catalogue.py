@@ -118,7 +118,7 @@ def defaults(compute_capability: tuple[int, int]) -> dict[str, Any]:
 
 def derived_usable(memory: int, compute_capability: tuple[int, int] | None) -> tuple[int, str]:
     """Return the part of `memory` that the driver leaves usable, by shares fitted to cards with published figures
-    (within 1 %), and a description of the computation."""
+    (within 1%), and a description of the computation."""
     generation = generation_of(compute_capability) if compute_capability else None
     # An unknown generation gets Ampere's share, a large one: too little usable memory is the safer error.
     share = catalogue_tables()["generation"][generation or "ampere"]

@@ -8,7 +8,7 @@ from typing import Any
 from ullage.hardware.catalogue import defaults, derived_usable, gpus
 from ullage.hardware.specification import GPU
 
-# Two cards of one device name (RTX 4060 Ti: 8 and 16 GB) differ by far more; ECC on or off by up to 7 %.
+# Two cards of one device name (RTX 4060 Ti: 8 and 16 GB) differ by far more; ECC on or off by up to 7%.
 _SAME_MEMORY = 0.10
 
 

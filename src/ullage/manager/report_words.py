@@ -24,7 +24,7 @@ FIGURES = (
     "waited_90",
     "failures",
 )
-COLUMNS = ("jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90 %")
+COLUMNS = ("jobs", "GPU hours", "by part", "core hours", "promised", "used", "energy", "waited", "90%")
 
 
 def moment(text: str, now: float) -> float:

@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 
 # The share of the data sheet's rates that kernels reach. The clock of launches divides the least time of the rates by a
-# share of its own; its trainings had 0.75 to 1. With 0.85 of the data sheet, one would be 9.5 % too low, not 0.4 %.
+# share of its own; its trainings had 0.75 to 1. With 0.85 of the data sheet, one would be 9.5% too low, not 0.4%.
 RATES_SHARE = 0.8  # at best; it gives the least time, which trees multiply by a factor
 LAUNCHES_SHARE_OF_LEAST_TIME = 0.85
 CHOICES_SHARE = 0.6

@@ -131,7 +131,7 @@ class Utilization:
 
     @property
     def limit_words(self) -> str:
-        """The limit of a step, such as "the host: the GPU waits for it 70 % of the step"."""
+        """The limit of a step, such as "the host: the GPU waits for it 70% of the step"."""
         waits = f"the GPU waits for it {percent(1 - self.busy)} of the step"
         if self.waits_for_input:
             return f"the input: {waits}"
@@ -216,7 +216,7 @@ def _is_number(value: Any) -> bool:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"
 
 
 def bar(share: float) -> str:

@@ -70,7 +70,7 @@ class Sharing:
 
     @property
     def verdict(self) -> str:
-        """The answer in one line, such as "worth it: 1.7 times the throughput, no job below 80 % of its speed"."""
+        """The answer in one line, such as "worth it: 1.7 times the throughput, no job below 80% of its speed"."""
         if self.fits is False:
             where = self.gpu if self.profile is None else f"instances {self.profile} of {self.gpu}"
             return f"NOT ENOUGH MEMORY on {where}: {self.memory_words}"

@@ -101,7 +101,7 @@ def test_a_report_is_that_of_the_command_and_can_be_downloaded(page, work, tab):
     assert (found["by"], found["rows"], found["total"]) == (told["by"], told["rows"], told["total"])
     assert files["CSV"] == work.cli("report", "--by", "user,name", "--csv")
     tab.get_by_role("button", name="waiting", exact=True).click()
-    see(tab, "p", "median and 90 % stay below (min)")
+    see(tab, "p", "median and 90% stay below (min)")
 
 
 def test_a_report_shows_others_nothing(page, work, browser):

@@ -188,15 +188,15 @@ BUSY = Slot("GPU-0", 0, "A100-40GB", 40 * GIB, GIB, Activity(smact=0.95, age=1.0
 @pytest.mark.parametrize(
     ("there", "new", "on_busy", "on_idle"),
     [
-        ([("long", None)], ("short", None), True, True),  # 36 % and 82 %: 18 % more than one after the other
+        ([("long", None)], ("short", None), True, True),  # 36% and 82%: 18% more than one after the other
         ([("short", None)], ("long", None), True, True),
         ([("long", None)], ("short", 0.5), False, False),  # its owner wants half
         ([("short", 0.5)], ("long", None), False, False),
         ([("long", 0.8)], ("short", 0.3), True, True),  # both owners accept it
-        ([("same", None)], ("same", None), False, True),  # 55 % each: only 10 % more
+        ([("same", None)], ("same", None), False, True),  # 55% each: only 10% more
         ([("same", 0.5)], ("same", 0.5), False, True),
-        ([("long", None)], ("long", None), False, True),  # 110 %, and one at a fifth
-        ([("short", None), ("short", None)], ("short", None), False, True),  # 120 % where it was 132 %
+        ([("long", None)], ("long", None), False, True),  # 110%, and one at a fifth
+        ([("short", None), ("short", None)], ("short", None), False, True),  # 120% where it was 132%
         ([("same", None), (None, None)], ("same", None), False, True),  # nothing is known of one that is there
     ],
 )

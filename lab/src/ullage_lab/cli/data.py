@@ -91,8 +91,8 @@ def _clean_table(summary: dict[str, Any]) -> Table:
         rows.append(("renamed", summary["renamed"], "runs of different sets with the same id"))
     for name, apart in summary["noise"].items():
         share = name in COMPARED
-        median, most = (f"{100 * apart[word]:.1f} %" if share else f"{apart[word]:.1f} points" for word in apart)
-        rows.append((f"repeated: {name}", summary["repeated"], f"readings differ by {median}, at most {most} in 90 %"))
+        median, most = (f"{100 * apart[word]:.1f}%" if share else f"{apart[word]:.1f} points" for word in apart)
+        rows.append((f"repeated: {name}", summary["repeated"], f"readings differ by {median}, at most {most} in 90%"))
     unknown = "not measured, or a figure that cannot be"
     rows += [(f"unknown: {name}", count, unknown) for name, count in summary["blanked"].items()]
     table = _table(f"{summary['kept']} runs: {summary['file']}", "", "lines>", "")
@@ -190,7 +190,7 @@ def _spread(spread: dict[str, int] | None, is_memory: bool) -> str:
 
 
 def _shares(counts: dict[str, int], rows: int) -> list[str]:
-    return [f"{name} {100 * count / rows:.1f} %" for name, count in counts.items()]
+    return [f"{name} {100 * count / rows:.1f}%" for name, count in counts.items()]
 
 
 def _classes(name: str, part: dict[str, Any]) -> Table:
@@ -204,7 +204,7 @@ def _classes(name: str, part: dict[str, Any]) -> Table:
         if place // 8 != before:
             before = place // 8
             share = 100 * large[before] / part["with_memory"]
-            beside = f"{8 * before} to {8 * before + 8}: {large[before]} ({share:.1f} %)"
+            beside = f"{8 * before} to {8 * before + 8}: {large[before]} ({share:.1f}%)"
         table.add_row(f"{place} to {place + 1}", str(count), "█" * max(1, round(_BAR * count / most)), beside)
     if len(small) > len(shown):
         table.caption = f"{len(small) - len(shown)} larger classes are left out: --json has them"

@@ -197,7 +197,7 @@ def print_lines(lines: list[Table2Line]) -> None:
         for line in lines
     ]
     note = (
-        "here: accuracy on the held-out 30 %; folds: mean of 3-fold cross-validation on the rest, a new network in "
+        "here: accuracy on the held-out 30%; folds: mean of 3-fold cross-validation on the rest, a new network in "
         "each; one job: the processor's time for the longest one, on one core (paper: at most 32 ms)"
     )
     give_way = ("GPU", "too high", "F1 paper", "F1 here", "rows", "folds", "one job")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ullage_lab.judge.worker import Record
 
 RANKING = "Ranking (with --truth)"
-_GIVE_WAY = ("MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95 %", "bias", "MCP", "mean", "PEF")
+_GIVE_WAY = ("MCP xMem", "PEF xMem", "own low", "own median", "own figure", "CPU", "95%", "bias", "MCP", "mean", "PEF")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ def gpumemnet(
 
     They classify jobs into bins of memory: of 1 GiB for MLPs and of 8 GiB for CNNs and Transformers, as in the paper.
 
-    30 % of the rows are held out, the rest is cross-validated in 3 folds with a new network in each; then a network
+    30% of the rows are held out, the rest is cross-validated in 3 folds with a new network in each; then a network
     learns from all of the rest and is tested once.
 
     Examples:
@@ -111,7 +111,7 @@ def gpuutilnet(
 ) -> None:
     """Train GPUUtilNet as published: GPUMemNet's features, and three classes of SMACT, SMOCC and DRAMA.
 
-    A network for each family and metric, in one file; 30 % of the rows are held out and judged in the end.
+    A network for each family and metric, in one file; 30% of the rows are held out and judged in the end.
 
     Examples:
 
@@ -267,7 +267,7 @@ def fast(
     seed: Seed = 1,
     as_json: Json = False,
 ) -> None:
-    """Train fast: a closed formula over totals, corrected by trees, with a 99 % bound calibrated on unseen jobs.
+    """Train fast: a closed formula over totals, corrected by trees, with a 99% bound calibrated on unseen jobs.
 
     Examples:
 

@@ -46,9 +46,9 @@ def percent(value: float) -> str:
     """Return a share as a label.
 
     >>> percent(0.001), percent(1), percent(30)
-    ('0.1 %', '100 %', '30×')
+    ('0.1%', '100%', '30×')
     """
-    return f"{100 * value:g} %" if value <= 1 else f"{value:g}×"
+    return f"{100 * value:g}%" if value <= 1 else f"{value:g}×"
 
 
 def errors_by_family(standings: Sequence[Standing], family: str) -> str:

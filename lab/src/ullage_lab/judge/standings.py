@@ -337,7 +337,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Standing], str]]] = {
     "PEF xMem": ("as published", lambda one: _failure(one, PUBLISHED)),
     "MCP xMem": ("as published", lambda one: _conserved(one, PUBLISHED)),
     "time": ("median time of the whole pipeline", lambda one: _time(one.seconds)),
-    "95 %": ("time that 19 in 20 stay below", lambda one: _time(one.seconds_p95)),
+    "95%": ("time that 19 in 20 stay below", lambda one: _time(one.seconds_p95)),
     "CPU": (_CPU, lambda one: _time(one.cpu_seconds)),
 }
 

@@ -309,9 +309,9 @@ class SharingLine:
 
 PARALLAX = {"mps": 0.061, "time-slicing": 0.043}  # what its authors report for training beside inference
 BUSY = 0.7  # of its step a job keeps the GPU busy: the host, which is unsteady, matters little to it
-SLOWDOWN_BUSY = "slowdown, jobs with GRACT above 70 %"
+SLOWDOWN_BUSY = "slowdown, jobs with GRACT above 70%"
 SLOWDOWN, POWER = "slowdown, mean error", "power, mean error"
-KEEPS_SPEED, REGRET = "each job keeps 80 %, right", "throughput lost by the advice"
+KEEPS_SPEED, REGRET = "each job keeps 80%, right", "throughput lost by the advice"
 _SIZES: Mapping[str, Callable[[int], bool]] = {"pairs": lambda jobs: jobs == 2, "larger": lambda jobs: jobs > 2}
 
 

@@ -56,7 +56,7 @@ def measured(rows: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[str
 def train(
     rows: Sequence[Mapping[str, Any]], *, seed: int = 1, schedule: Schedule = SCHEDULE, notify: Notify = lambda _: None
 ) -> GPUUtilNet:
-    """Train networks for each family and metric; 30 % of the rows are held out and named in the cards."""
+    """Train networks for each family and metric; 30% of the rows are held out and named in the cards."""
     networks, cards = {}, {}
     for family in FAMILIES:
         chosen = measured(rows, family)

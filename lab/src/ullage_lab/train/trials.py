@@ -240,7 +240,7 @@ def evaluate_held_out(
         guesses = np.array(_guess_trials(_trees_of_trials(learnt, trees, leaves), part), dtype=np.float64)
         errors = np.abs(guesses[:, 0] / part.sizes - 1)
         say(
-            f"{direction} {len(held)} problems held out: within 1 % {(errors <= 0.01).mean():.3f}, "
-            f"10 % {(errors <= 0.1).mean():.3f}; error in the median {np.median(errors):.3f}, "
-            f"90 % {np.quantile(errors, 0.9):.3f}; not above what it may be {(part.sizes <= guesses[:, 1]).mean():.3f}"
+            f"{direction} {len(held)} problems held out: within 1% {(errors <= 0.01).mean():.3f}, "
+            f"10% {(errors <= 0.1).mean():.3f}; error in the median {np.median(errors):.3f}, "
+            f"90% {np.quantile(errors, 0.9):.3f}; not above what it may be {(part.sizes <= guesses[:, 1]).mean():.3f}"
         )

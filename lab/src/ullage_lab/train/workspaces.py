@@ -54,7 +54,7 @@ from ullage.virtual.cudnn.workspaces import MEASURED_CAPABILITY, TABLE, features
 _SAMPLE = 40_000  # problems in which formulas are searched
 _LEAST = 4  # of the sample that a formula has to explain
 _SMALL = 1024  # a constant beside partial results is smaller
-_STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5 % off
+_STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5% off
 MODES = [(0, 0, 0)] + [
     (padding * source, padding * out, padding * weight)
     for padding in (1, 2, 3)

@@ -16,7 +16,7 @@ from ullage.units import MIB
 
 # The driver refreshes its counters about every 100 ms (NVML reference, nvmlGpmMetricsGet), so less makes no sense.
 SHORTEST = 0.1
-# Counters are read one after another, so a full unit may exceed 100 % a little. A value beyond this is invalid.
+# Counters are read one after another, so a full unit may exceed 100% a little. A value beyond this is invalid.
 _OVER_FULL = 1.05
 
 

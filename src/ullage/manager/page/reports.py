@@ -25,11 +25,11 @@ _PICTURES: dict[str, tuple[dict[str, str], float, str]] = {
     "GPU hours": ({"gpu_hours": "GPU hours"}, 1.0, "h"),
     "memory": ({"promised": "promised", "used": "used"}, float(1 << 30), "GiB"),
     "energy": ({"energy_j": "energy"}, 3.6e6, "kWh"),
-    "waiting": ({"waited_median": "median", "waited_90": "90 % stay below"}, 60.0, "min"),
+    "waiting": ({"waited_median": "median", "waited_90": "90% stay below"}, 60.0, "min"),
 }
 _ABOUT = (
     "“by part” counts each GPU by the part of its memory that was promised. “promised” and “used” are means over time, "
-    "of jobs whose use was seen. “waited” is the median, and what 90 % did not exceed."
+    "of jobs whose use was seen. “waited” is the median, and what 90% did not exceed."
 )
 _STACKED = ("GPU hours", "energy")  # figures that add up
 

@@ -57,7 +57,7 @@ class Rules:
 
     Speed: `predict` returns the speeds of jobs that share a slot. It keeps a job away only if one of them would fall
     below its `Job.min_speed`. It lets a job join a busy slot if the work done there grows by `gain`, in jobs at full
-    speed: two jobs that keep 40 and 80 % gain 0.2.
+    speed: two jobs that keep 40 and 80% gain 0.2.
 
     Queue: `backfill` lets jobs pass one that must wait (None: the policy decides). Room is kept for one job at a time
     that has waited for `patience` seconds. Every `ageing` seconds of waiting raise a job's priority by one. With

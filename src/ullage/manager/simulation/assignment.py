@@ -94,7 +94,7 @@ class Assignment:
             TraceJob(number, job.arrival - first, kind, job.run_s, max(1, math.ceil(job.gpus)), job.user)
             for number, (job, kind) in enumerate(zip(public_jobs, kinds, strict=True), 1)
         ]
-        shares = ", ".join(f"{100 * share:.0f} % {size}" for size, share in shares_of(self.mix).items())
+        shares = ", ".join(f"{100 * share:.0f}% {size}" for size, share in shares_of(self.mix).items())
         assumptions = [
             f"the trace does not say what its jobs train: known workloads by GPUs times run time, {shares} "
             f"(seed {self.seed}), with their memory on each GPU",

@@ -40,7 +40,7 @@ def generate_trace(
         seed: The same seed and arguments give the same trace.
         gpus: The size of the cluster that `load` refers to.
         load: The share of the cluster that the jobs would need if each had its GPUs to itself; above 1 the queue grows.
-        mix: "mixed" (65 % light, 27 % medium, 8 % large), "heavy" (83 % medium, 17 % large), or shares by sizes or by
+        mix: "mixed" (65% light, 27% medium, 8% large), "heavy" (83% medium, 17% large), or shares by sizes or by
             the names of known workloads.
         burst: Jobs that a user submits at once, on average, all of one workload, seconds apart; 1 is a Poisson process.
         daily: How much the rate of arrivals varies over a day: 0 not at all, 1 down to zero at night. It is highest at
@@ -83,7 +83,7 @@ def generate_trace(
             zip(*(column[order].tolist() for column in columns), strict=True), 1
         )
     ]
-    words = f"{jobs} drawn jobs, seed {seed}: {100 * load:g} % of {gpus} GPUs"
+    words = f"{jobs} drawn jobs, seed {seed}: {100 * load:g}% of {gpus} GPUs"
     return JobTrace(words, made, [_tail_words(tail, spread)])
 
 

@@ -82,11 +82,11 @@ MEASURES = {
         Measure("waiting", "waiting_s", "mean time on no GPU, of jobs that are done", "time"),
         Measure("running", "running_s", "mean time on a GPU, with failed attempts", "time"),
         Measure("completion", "completion_s", "mean time from arrival to end", "time"),
-        Measure("waiting-p95", "waiting_p95_s", "what 95 % of the jobs wait at most", "time"),
-        Measure("completion-p95", "completion_p95_s", "what 95 % of the jobs take at most", "time"),
+        Measure("waiting-p95", "waiting_p95_s", "what 95% of the jobs wait at most", "time"),
+        Measure("completion-p95", "completion_p95_s", "what 95% of the jobs take at most", "time"),
         Measure("slowdown", "slowdown", "mean of completion time against the work alone", "ratio"),
         Measure("slowdown-median", "slowdown_median", "the median of it", "ratio"),
-        Measure("slowdown-p95", "slowdown_p95", "what 95 % of the jobs stay below", "ratio"),
+        Measure("slowdown-p95", "slowdown_p95", "what 95% of the jobs stay below", "ratio"),
         Measure("ooms", "ooms", "attempts that ran out of GPU memory", "count"),
         Measure("lost", "lost", "attempts whose GPU was lost", "count"),
         Measure("failed", "failed", "jobs that were given up", "count"),
@@ -130,9 +130,9 @@ def change(value: float | None, base: float | None) -> str:
     """Return the change of a value against a base in percent; empty if that is undefined.
 
     >>> change(70.0, 100.0), change(100.0, 100.0), change(1.0, 0.0)
-    ('-30.0 %', '+0.0 %', '')
+    ('-30.0%', '+0.0%', '')
     """
-    return "" if value is None or not base else f"{100 * (value / base - 1):+.1f} %"
+    return "" if value is None or not base else f"{100 * (value / base - 1):+.1f}%"
 
 
 def interval_text(measure: Measure, interval: Interval | None) -> str:
@@ -148,11 +148,11 @@ def change_text(interval: Interval | None) -> str:
     """Return a relative change as text, in brackets if it may be chance.
 
     >>> change_text(Interval(-0.3, 0.1, 5)), change_text(Interval(-0.3, 0.4, 5)), change_text(None)
-    ('-30.0 ± 10.0 %', '(-30.0 ± 40.0 %)', '')
+    ('-30.0 ± 10.0%', '(-30.0 ± 40.0%)', '')
     """
     if interval is None:
         return ""
     if interval.half is None:
-        return f"{100 * interval.mean:+.1f} %"
-    text = f"{100 * interval.mean:+.1f} ± {100 * interval.half:.1f} %"
+        return f"{100 * interval.mean:+.1f}%"
+    text = f"{100 * interval.mean:+.1f} ± {100 * interval.half:.1f}%"
     return text if interval.sign else f"({text})"

@@ -111,7 +111,7 @@ def _runs(runs: Sequence[SimulationResult]) -> Iterator[str]:
 
 
 def _sweep(rows: Sequence[SweepRow]) -> Iterator[str]:
-    yield "<p>Means over seeds; ± is the 95 % confidence interval by Student's t. Changes are those against the first "
+    yield "<p>Means over seeds; ± is the 95% confidence interval by Student's t. Changes are those against the first "
     yield "scenario on the same seeds, in pairs; those in brackets may be chance.</p>"
     for source in dict.fromkeys(row.source for row in rows):
         own = [row for row in rows if row.source == source]

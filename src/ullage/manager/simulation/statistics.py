@@ -1,4 +1,4 @@
-"""Means over seeds, with 95 % confidence intervals by Student's t."""
+"""Means over seeds, with 95% confidence intervals by Student's t."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of `count` values, and half the width of its 95 % confidence interval (None for one value)."""
+    """A mean of `count` values, and half the width of its 95% confidence interval (None for one value)."""
 
     mean: float
     half: float | None
@@ -57,7 +57,7 @@ def changes(values: Sequence[float], base: Sequence[float]) -> Interval | None:
 
 @functools.cache
 def student_t(freedom: int) -> float:
-    """Return the quantile of Student's t that contains 95 % of its values.
+    """Return the quantile of Student's t that contains 95% of its values.
 
     >>> round(student_t(4), 3), round(student_t(1000), 3)
     (2.776, 1.962)

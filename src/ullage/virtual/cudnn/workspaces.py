@@ -395,7 +395,7 @@ def trial(
 ) -> Trial:
     """Return the plans that `cudnn.benchmark` tries for a problem: by cuDNN for this kind of GPU, or else by the trees.
 
-    The fastest plan is assumed to be cuDNN's first: its memory was the same for 83 % of the measured problems. None of
+    The fastest plan is assumed to be cuDNN's first: its memory was the same for 83% of the measured problems. None of
     57 plans with Fourier transforms was the fastest, with filters of at most 3x3 pixels. The bound allows for a plan
     that copies all tensors. Not covered: switches that exclude the largest plan, which is rare.
     """

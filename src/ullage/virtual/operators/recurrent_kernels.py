@@ -1,7 +1,7 @@
 """Recurrent networks by cuDNN, and PyTorch's fused cells (aten/src/ATen/native/cudnn/RNN.cpp, cuda/RNN.cu).
 
 cuDNN's own memory is not documented; the figures (`cudnn/data`) come from calls on an H200. Of 600 other calls, drawn
-at random, 254 are exact in every size; the peak of the step is exact for 349, within 1 % for 434 and within 10 % for
+at random, 254 are exact in every size; the peak of the step is exact for 349, within 1% for 434 and within 10% for
 565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
 """
 

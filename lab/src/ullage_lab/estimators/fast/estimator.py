@@ -2,7 +2,7 @@
 
 For schedulers that know a model's summary and must answer at once. A closed formula over the totals explains most;
 regression trees predict the logarithm of the residual: one set for the median, one for a high quantile, which is then
-shifted until it held for 99 % of jobs that the trees had not seen (split conformal prediction). The trees are trained
+shifted until it held for 99% of jobs that the trees had not seen (split conformal prediction). The trees are trained
 by `ullage lab train fast`.
 """
 
@@ -167,7 +167,7 @@ trained = functools.cache(load)
 
 @estimator(
     "fast",
-    title="a closed formula over a job's totals, corrected by regression trees, with a 99 % bound",
+    title="a closed formula over a job's totals, corrected by regression trees, with a 99% bound",
     source="this project; trained here (lab/src/ullage_lab/estimators/data/fast.md)",
     needs="the model by name; no GPU",
     supports=supports_training_by_name,
