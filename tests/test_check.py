@@ -79,7 +79,7 @@ def test_json_and_what_is_handed_on(check):
 
 
 def test_the_default_gpu_is_named_as_such(check):
-    assert "no GPU was named: H200 was taken; name another with --gpu NAME" in check("a:job").stdout
+    assert "the GPU defaults to H200; name another with --gpu NAME" in check("a:job").stdout
     assert "default" not in check("a:job", "--gpu", "H200").stdout
 
 

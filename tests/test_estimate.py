@@ -16,8 +16,8 @@ from ullage.errors import (
     DamagedRecord,
     DeviceLost,
     InvalidValue,
+    JobNotFound,
     MissingPackage,
-    NoSuchJob,
     PolicyFailed,
     ScriptFailed,
     UnknownName,
@@ -170,7 +170,7 @@ ERRORS = (
     DeviceLost("GPU-1", "lost"),
     PolicyFailed("mine.py:choose", 7, "none"),
     DamagedRecord(17, "no JSON"),
-    NoSuchJob("17"),
+    JobNotFound("17"),
     InvalidValue("x"),
 )
 

@@ -57,11 +57,11 @@ def test_how_long_a_training_takes_and_what_it_costs(type_in, tmp_path):
 def test_a_gpu_that_nobody_named_is_an_assumption(type_in, monkeypatch):
     words = ["estimate", "mine.py:model", "-b", "1", "--input-shape", "3,32,32"]
     _, out, _ = type_in(*words)
-    assert "no GPU was named: H200 was taken; name another with --gpu NAME" in " ".join(out.split())
+    assert "the GPU defaults to H200; name another with --gpu NAME" in " ".join(out.split())
     assert json.loads(type_in(*words, "--json")[1])["gpu_assumed"] is True
     assert "no GPU was named" not in type_in(*words, "--gpu", "H200")[1]
     monkeypatch.setattr("ullage.hardware.lookup.local_gpus", lambda: [gpu("T4")])
-    assert "no GPU was named: T4 was taken" in " ".join(type_in(*words)[1].split())
+    assert "the GPU defaults to T4" in " ".join(type_in(*words)[1].split())
 
 
 def test_an_unknown_gpu_names_the_command_that_lists_them(type_in):

@@ -96,7 +96,7 @@ def test_data_that_is_smaller_than_the_batch_is_told():
 
     found = ullage.max_batch(train, gpu="T4")
     assert 100 <= found.same_from < found
-    assert f"from {found.same_from} on it takes the same: does the data have that many samples?" in found.report()
+    assert f"from {found.same_from} on it needs the same: does the data have that many samples?" in found.report()
 
 
 def test_nothing_fits():

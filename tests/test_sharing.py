@@ -301,5 +301,5 @@ def test_rules_can_be_given() -> None:
 def test_what_somebody_wrote_down_wrongly_is_one_message(name, value):
     good = job().to_dict()
     assert Utilization.from_dict(good) == job()
-    with pytest.raises(InvalidValue, match="this is no utilization: .* must be"):
+    with pytest.raises(InvalidValue, match="invalid utilization: .* must be"):
         Utilization.from_dict(good | {name: value})

@@ -92,16 +92,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--drawn", type=int, default=50, help="drawn traces (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first drawn trace (default: 0)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--kept", type=Path, help="file of finished simulations, to go on with")
+    parser.add_argument("--resume", type=Path, help="file of finished simulations to reuse")
     parser.add_argument("--write", action="store_true", help="write the tables into the page")
     options = parser.parse_args(arguments)
     content = {}
     for name, file in TRACES.items():
         source = TraceSource(str(options.traces / file))
-        figures = simulated(cases([source], SCENARIOS, range(options.seeds)), options.workers, options.kept)
+        figures = simulated(cases([source], SCENARIOS, range(options.seeds)), options.workers, options.resume)
         for words, base in (("exclusive", EXCLUSIVE), ("theirs", THEIRS)):
             content[f"{name} against {words}"] = table(HEAD, comparison(figures, base.name))
-    drawn = simulated(drawn_cases(options.drawn, first=options.first), options.workers, options.kept)
+    drawn = simulated(drawn_cases(options.drawn, first=options.first), options.workers, options.resume)
     content["drawn against theirs"] = table(HEAD, comparison(drawn, THEIRS.name))
     for place, text in content.items():
         print(f"{place}\n\n{text}\n")

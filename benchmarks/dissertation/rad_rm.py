@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ullage.manager.placement import Job, RecoveryRules, Rules
-from ullage.manager.placement.own_policies import GpuView
+from ullage.manager.placement.custom_policies import GpuView
 from ullage.manager.simulation.scenario import Scenario, World
 
 GPUS = "4xA100-40GB"

@@ -5,7 +5,7 @@
 
 TRACES is a folder with the authors' traces (trace_mix-90-tasks.csv and trace_heavy-60-tasks.csv). Prints the tables;
 `--write` puts them into lab/docs/reproduction.md, each between `<!-- reproduction: NAME -->` and
-`<!-- end -->`, and draws the pictures. `--kept FILE` goes on where an earlier call was stopped.
+`<!-- end -->`, and draws the pictures. `--resume FILE` reuses the simulations of an earlier call.
 """
 
 from __future__ import annotations
@@ -458,11 +458,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("traces", type=Path, help="folder with the authors' traces")
     parser.add_argument("--seeds", type=int, default=20, help="how often each run is drawn (default: 20)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--kept", type=Path, help="file of finished simulations, to go on with")
+    parser.add_argument("--resume", type=Path, help="file of finished simulations to reuse")
     parser.add_argument("--out", type=Path, help="write every figure as JSON")
     parser.add_argument("--write", action="store_true", help="write the page and its pictures")
     options = parser.parse_args(arguments)
-    sections = simulated(options.traces, options.seeds, options.workers, options.kept)
+    sections = simulated(options.traces, options.seeds, options.workers, options.resume)
     made = tables(sections)
     for name, text in made.items():
         print(f"{name}\n\n{text}\n")

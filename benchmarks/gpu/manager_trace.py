@@ -3,7 +3,7 @@
     python benchmarks/gpu/manager_trace.py --trace small-heavy --runs magm,magm/monitoring.window=10s,ullage
     python benchmarks/gpu/manager_trace.py --trace overbooked --runs magm       # recovery has to help
     python benchmarks/gpu/manager_trace.py --list                               # the traces
-    python benchmarks/gpu/manager_trace.py --kept benchmarks/data/h200_trace.jsonl  # figures of earlier runs
+    python benchmarks/gpu/manager_trace.py --print benchmarks/data/h200_trace.jsonl  # figures of earlier runs
     python benchmarks/gpu/manager_trace.py --trace small-light --jobs 4 --steps 0.02 --virtual 1xA100-40GB
 
 Jobs are of the kinds that RAD-RM was evaluated on (image classifiers on CIFAR and ImageNet sizes, language models),
@@ -343,7 +343,7 @@ def line(run: dict[str, Any], first: dict[str, Any]) -> str:
     )
 
 
-def print_kept(paths: list[Path]) -> None:
+def print_runs(paths: list[Path]) -> None:
     """The figures of kept runs by trace, and on average those of `ullage` against each other policy."""
     records = [json.loads(text) for path in paths for text in path.read_text().splitlines()]
     same: dict[tuple[str | None, int | None], list[dict[str, Any]]] = {}
@@ -407,16 +407,16 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=900.0, help="seconds that a job may take in all")
     parser.add_argument("--virtual", help="virtual GPUs instead of real ones, such as 1xA100-40GB")
     parser.add_argument("--out", type=Path, help="append the figures as JSON lines")
-    parser.add_argument("--kept", type=Path, nargs="+", help="print the figures of such files")
+    parser.add_argument("--print", type=Path, nargs="+", help="print the figures of such files")
     options = parser.parse_args()
     if options.list:
         for name, trace in TRACES.items():
             print(f"{name}: {', '.join(f'{each.name} {getattr(trace, each.name)}' for each in fields(trace)[1:])}")
         return
-    if missing := [path for path in options.kept or () if not path.is_file()]:
-        parser.error(f"--kept must name files that --out wrote, but {missing[0]} does not exist")
-    if options.kept:
-        print_kept(options.kept)
+    if missing := [path for path in options.print or () if not path.is_file()]:
+        parser.error(f"--print must name files that --out wrote, but {missing[0]} does not exist")
+    if options.print:
+        print_runs(options.print)
         return
     names = options.trace.split(",")
     if unknown := [name for name in names if name not in TRACES]:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ullage.performance.cost import Training as Training
     from ullage.virtual import virtual_gpu as virtual_gpu
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "Estimate": "estimation.result",
     "GPU": "hardware",
     "Model": "jobs.model",
@@ -64,8 +64,8 @@ _HOMES = {
     "virtual_gpu": "virtual",
 }
 
-__all__ = ["__version__", *_HOMES]
-__getattr__ = loaded_on_first_use(__name__, _HOMES)
+__all__ = ["__version__", *_LAZY_IMPORTS]
+__getattr__ = loaded_on_first_use(__name__, _LAZY_IMPORTS)
 
 
 def __dir__() -> list[str]:

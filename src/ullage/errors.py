@@ -12,10 +12,10 @@ class UllageError(Exception):
     """The base class. Its text is one message for a person, and it can be pickled for another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _as_it_was, (type(self), self.args, vars(self))
+        return _unpickle, (type(self), self.args, vars(self))
 
 
-def _as_it_was(kind: type[UllageError], args: tuple[Any, ...], values: dict[str, Any]) -> UllageError:
+def _unpickle(kind: type[UllageError], args: tuple[Any, ...], values: dict[str, Any]) -> UllageError:
     error = kind.__new__(kind, *args)  # __init__ would format the text again
     vars(error).update(values)
     return error
@@ -59,7 +59,7 @@ class UnknownName(UllageError, LookupError):
 
 
 class InvalidValue(UllageError, ValueError):
-    """A value that is not valid; the text says what it must be and what it was."""
+    """An invalid value; the text says "X must be Y, got Z"."""
 
 
 class ModelLacks(InvalidValue):
@@ -136,7 +136,7 @@ class ScriptFailed(UllageError, RuntimeError):
 
 
 class NoGPUSource(UllageError, RuntimeError):
-    """No tool on this machine reports GPU activity; the text says what was tried and what to install."""
+    """No tool on this machine reports GPU activity; the text names the tried tools, and those to install."""
 
 
 class DeviceLost(UllageError, RuntimeError):
@@ -148,7 +148,7 @@ class DeviceLost(UllageError, RuntimeError):
 
 
 class UnsupportedPlatform(UllageError, RuntimeError):
-    """This build of PyTorch or this system cannot host a virtual GPU; the text says what is missing."""
+    """This build of PyTorch or this system cannot host a virtual GPU; the text names the missing part."""
 
 
 class NestedGPUError(UllageError, RuntimeError):
@@ -156,7 +156,7 @@ class NestedGPUError(UllageError, RuntimeError):
 
 
 class Overbooked(UllageError, RuntimeError):
-    """The ledger refused a promise; nothing was promised. The text says what was requested and what is left."""
+    """The ledger refused a promise; nothing was promised. The text names the request and the free memory."""
 
 
 class PolicyFailed(UllageError, RuntimeError):
@@ -179,7 +179,7 @@ class DamagedRecord(UllageError, RuntimeError):
         self.job, self.reason = job, reason
 
 
-class StoreFull(UllageError, RuntimeError):
+class DiskFull(UllageError, RuntimeError):
     """Nothing can be written, so the request was not carried out."""
 
 
@@ -187,7 +187,7 @@ class NotAllowed(UllageError, PermissionError):
     """The user may not do this; the text says who may."""
 
 
-class NoSuchJob(UllageError, LookupError):
+class JobNotFound(UllageError, LookupError):
     """No job has this number or name."""
 
     def __init__(self, reference: str) -> None:

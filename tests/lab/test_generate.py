@@ -144,7 +144,7 @@ def test_a_file_overrides_ranges(tmp_path: Path) -> None:
         ("[cnn]\noptimizer = { adam = 0 }", "weight of adam must be above 0"),
         ("[cnn]\nbalanced = 2", "share from 0 to 1"),
         ("[cmm]\nside = [1, 2]", "no table in .* named 'cmm'"),
-        ("[cnn", "is no TOML"),
+        ("[cnn", "must be TOML"),
     ],
 )
 def test_bad_ranges_get_a_clear_message(tmp_path: Path, text: str, message: str) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import ullage
 import ullage.manager
-from ullage.errors import InvalidValue, NoDaemon, NoSuchJob, NotAllowed
+from ullage.errors import InvalidValue, JobNotFound, NoDaemon, NotAllowed
 from ullage.manager.api.gate import Gate
 from ullage.manager.api.server import parse_listen
 from ullage.manager.core.context import ServiceState
@@ -225,7 +225,7 @@ def test_paths_and_jobs_that_are_not_there(api):
     problem(api.get("/v1/jobs/1/logs?stream=both"), 422)
     problem(api.get("/v1/events?since=-1"), 422)
     assert problem(api.get("/v1/history?limt=5"), 422) == "there is no 'limt' in this query; did you mean 'limit'?"
-    with pytest.raises(NoSuchJob):
+    with pytest.raises(JobNotFound):
         api.client.status("not there, at all?")
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from ullage.errors import InvalidValue, StoreFull
+from ullage.errors import DiskFull, InvalidValue
 from ullage.manager.storage.group_commit import GroupCommit
 from ullage.manager.storage.records import State
 
@@ -80,7 +80,7 @@ def test_a_failure_after_a_write_is_rolled_back_alone(store):
 def test_on_a_full_disk_nobody_is_told_that_it_was_done(store):
     store.database.execute(f"PRAGMA max_page_count = {store.database.rows('PRAGMA page_count')[0][0]}")
     answers = at_once(store, partial(submit, store, "a"), partial(submit, store, "x" * 100_000))
-    assert [type(answer) for answer in answers] == [StoreFull, StoreFull] and names(store) == [] and not store.jobs
+    assert [type(answer) for answer in answers] == [DiskFull, DiskFull] and names(store) == [] and not store.jobs
 
 
 def test_submissions_in_progress_count_for_simultaneous_ones(store):

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests.paths import public_python
 
-from ullage.errors import StoreFull
+from ullage.errors import DiskFull
 
 
 def served(home, *lines):
@@ -135,7 +135,7 @@ def test_while_the_disk_is_full_nothing_is_told_twice(make_here, tmp_path):
         if len(failures) < 2:
             failures.append(work)
             here.daemon.notifier._woken.set()
-            raise StoreFull("nothing was written: the disk is full")
+            raise DiskFull("nothing was written: the disk is full")
         return await commit(work)
 
     here.daemon.notifier._commit = full_at_first

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from ullage.cli.job_tables import OVER, QUEUE, chosen, table
-from ullage.errors import NoSuchJob, UnknownName
+from ullage.errors import JobNotFound, UnknownName
 from ullage.jobs.schedules import parse_array
 from ullage.manager.core.views import ranges
 
@@ -44,7 +44,7 @@ def test_jobs_of_an_array_that_wait_are_one_row(busy):
     assert rows == [("queued", f"1,5-8,10-{MANY}"), ("held", "2-4,9")]
     busy.client.release(f"{busy.array}_[1-{MANY}]")
     assert busy.client.folded_queue(limit=1, offset=1)["rows"][0]["jobs"] == MANY
-    with pytest.raises(NoSuchJob):
+    with pytest.raises(JobNotFound):
         busy.client.hold(f"{busy.array}_[99]")
 
 

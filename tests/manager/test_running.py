@@ -139,7 +139,7 @@ def test_a_job_that_somebody_kills_is_tried_again(common):
     number = common.script("if [ -e there ]; then exit 0; fi; touch there; kill -KILL $$")
     job = common.wait(number)
     assert [attempt["cause"] for attempt in job["attempts"]] == ["killed", "finished"]
-    assert "SIGKILL, sent by somebody else" in job["attempts"][0]["detail"]
+    assert "SIGKILL, sent from outside" in job["attempts"][0]["detail"]
 
 
 def test_a_job_finds_its_venv_variables_folder_and_mask(common):

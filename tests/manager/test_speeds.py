@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.manager.core.works import Works, read_utilization
+from ullage.manager.core.works import WorkloadProfiles, read_utilization
 from ullage.manager.monitor.nvml import NvmlSource
 from ullage.manager.monitor.readings import AT_EVERY_LOOK
 from ullage.manager.monitor.sampling import Monitor
@@ -90,7 +90,7 @@ def test_a_job_waits_for_a_partner_that_leaves_its_speed(serve):
     assert running(here, first)["speed"] == 1.0
     strict = refused(here, submit(here, "heavy", "s", min_speed=0.6))
     assert strict["reason"].startswith("needs 4.00 GiB on a GPU; on GPU 0 it would run at ")
-    assert f"beside job {first} (together they want " in strict["reason"]
+    assert f"next to job {first} (together they want " in strict["reason"]
     assert strict["reason"].endswith("; its --min-speed is 60%") and strict["min_speed"] == 0.6
     here.call("cancel", jobs=[strict["id"]])
     second = submit(here, "heavy", "b")
@@ -135,7 +135,7 @@ SLOT = Slot("GPU-a", 0, H200, total=140 << 30)
 
 @pytest.fixture
 def works(store):
-    return Works(store, "mps")
+    return WorkloadProfiles(store, "mps")
 
 
 def keep(works, *kinds):
@@ -163,7 +163,7 @@ def test_unreadable_speeds_are_unknown_and_stop_nothing(works, store):
     [heavy] = keep(works, "heavy")
     store.keep_work(WorkRecord(id="older", predicted={H200: {"smact": 0.5}}))
     store.database.write([("UPDATE works SET predicted = '[1' WHERE id = ?", [(heavy,)])])
-    again = Works(JobStore(store.database, clock=lambda: 0.0), "mps")
+    again = WorkloadProfiles(JobStore(store.database, clock=lambda: 0.0), "mps")
     for work in (heavy, "older"):
         assert again.busy(work) is None and again.shown(work, [H200]) is None
         assert again.predict([work, work], SLOT) is None

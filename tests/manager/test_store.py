@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from ullage.errors import DamagedRecord, StoreDamaged, StoreFull
+from ullage.errors import DamagedRecord, DiskFull, StoreDamaged
 from ullage.manager.storage.database import Database
 
 
@@ -203,7 +203,7 @@ def test_unreadable_rows_are_set_aside_and_the_others_go_on(served):
         assert f"DAMAGED: job {number} is set aside" in said
         with pytest.raises(DamagedRecord, match=f"job {number} cannot be read"):
             served.job(number)
-    assert "spec is no JSON" in said and "submitted is of the type str" in said and "Traceback" not in served.said()
+    assert "spec is not JSON" in said and "submitted is of the type str" in said and "Traceback" not in served.said()
     assert "broken" not in said, "anybody may ask, and it may be a command or a variable"
     served.stop()
     damage(served, f"UPDATE jobs SET state = 'held' WHERE id = {jobs[1]}")
@@ -235,9 +235,9 @@ def test_a_database_of_another_version_is_refused_and_left_alone(served, written
         damage(served, f"PRAGMA user_version = {1 if written_by == 'an older one' else 1000000}")
     before = file.read_bytes()
     said = served.cli("serve", *served.options, code=1)
-    assert said.startswith(f"ullage: {file} is no database of this version of Ullage") and said.count("\n") == 1
+    assert said.startswith(f"ullage: {file} must be a database of this version of Ullage") and said.count("\n") == 1
     assert "nothing was changed" in said and file.read_bytes() == before
-    subprocess.run(["sh", "-c", said.partition("or begin anew: ")[2].partition(" && ullage")[0]], check=True)
+    subprocess.run(["sh", "-c", said.partition("or start again: ")[2].partition(" && ullage")[0]], check=True)
     served.options += ["--new-database"]
     served.start()
     served.options.remove("--new-database")
@@ -248,7 +248,7 @@ def test_no_room_is_one_message_and_nothing_happened(tmp_path):
     database = Database(tmp_path)
     pages = database.rows("PRAGMA page_count")[0][0]
     database.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreFull, match="nothing was written"), database.transaction():
+    with pytest.raises(DiskFull, match="nothing was written"), database.transaction():
         for number in range(10000):
             database.execute("INSERT INTO site VALUES (?)", (f"{number} words",))
     assert database.rows("SELECT * FROM site") == []
@@ -390,5 +390,5 @@ def test_a_home_that_is_not_ours_to_write_is_one_message(home):
 def _refusal(home):
     try:
         home.script("true", env={"FILL": "x" * 100_000})
-    except StoreFull as refused:
+    except DiskFull as refused:
         return str(refused)

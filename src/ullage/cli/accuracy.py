@@ -88,9 +88,7 @@ def _print_accuracy(results: "list[Comparison]", worst: int) -> None:
     if limits:
         print(f"upper holds for {limits['holds']:.1%} of the runs and lies {limits['above']:.2%} above (median)")
     times = [result.seconds for result in results]
-    print(
-        f"one estimate: {accuracy.quantile(times, 0.5):.2f} s (median), {accuracy.quantile(times, 0.95):.2f} s (95%)"
-    )
+    print(f"one estimate: {accuracy.quantile(times, 0.5):.2f} s (median), {accuracy.quantile(times, 0.95):.2f} s (95%)")
     known = [result for result in results if result.error("reserved") is not None]
     for result in sorted(known, key=lambda result: -abs(result.error("reserved") or 0))[:worst]:
         print(f"worst: {result.id} {result.model} {result.precision}: reserved {result.error('reserved'):+.2%}")

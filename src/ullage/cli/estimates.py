@@ -168,7 +168,7 @@ def _count_jobs(request: JobRequest, gpu: str | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"jobs": count, "estimate": answer.to_dict(timeline=False, layers=False)}))
         return
-    each = f"each takes at most {format_bytes(answer.bound)} of {format_bytes(answer.gpu_memory)}"
+    each = f"each needs at most {format_bytes(answer.bound)} of {format_bytes(answer.gpu_memory)}"
     print(f"{count} such jobs fit on {answer.gpu} together: {each}")
     _print_default_gpu(gpu, answer.gpu)
 
@@ -250,7 +250,7 @@ def estimate(
         return
     changes: Sequence[Suggestion] = ()
     if advice and not answer.fits and request.is_ullage:
-        with errors.status("looking for what would make it fit ...") as status:
+        with errors.status("looking for changes that make it fit ...") as status:
             changes = suggestions(
                 request, card, answer_request, answer, lambda text: status.update(f"estimating {text} ...")
             )

@@ -1,6 +1,6 @@
 """Exit codes of all commands; docs/reference/commands.md has the table."""
 
-from ullage.errors import InvalidValue, NoSuchJob, UllageError, UnknownName
+from ullage.errors import InvalidValue, JobNotFound, UllageError, UnknownName
 
 DONE = 0  # success; `check`: the job fits
 FAILED = 1  # failure, or the answer is no; `check`: the job does not fit
@@ -9,4 +9,4 @@ INTERRUPTED = 130  # Ctrl-C
 
 
 def exit_code_of(error: UllageError) -> int:
-    return WRONG if isinstance(error, InvalidValue | UnknownName | NoSuchJob) else FAILED
+    return WRONG if isinstance(error, InvalidValue | UnknownName | JobNotFound) else FAILED

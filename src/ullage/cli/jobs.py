@@ -212,7 +212,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
 
 def logs(
     job: JobNumber,
-    follow: Annotated[bool, option("Print new output until the job ends, attempts included.", "--follow -f")] = False,
+    follow: Annotated[bool, option("Print new output until the job ends, across attempts.", "--follow -f")] = False,
     errors: Annotated[bool, option("Print standard error instead of standard output.", "--stderr")] = False,
     attempt: Annotated[int | None, option_of(verbs.Attempt, "N", default="the newest")] = None,
     as_json: Json = False,

@@ -17,7 +17,7 @@ import typer
 from ullage.cli import completion
 from ullage.cli.completion import Completer
 from ullage.errors import InvalidValue
-from ullage.hardware import nobody_named
+from ullage.hardware import default_gpu_note
 from ullage.jobs.job import JobRequest, Ranks, Script, request_of
 from ullage.jobs.kinds import SCRIPT, check_script, kind_of
 from ullage.jobs.model import Model, parse_shape
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MODEL, RANKS, LENGTH = (
     "Model (if SOURCE is a model's name)",
     "Many GPUs",
-    "How long a training takes, and what it costs",
+    "Training time and cost",
 )
 ALL = "all"  # stands for all GPUs, or all estimators
 _DEFAULT = "local if there is one, else H200"
@@ -325,4 +325,4 @@ def _launched(source: str, args: list[str] | None) -> "ScriptCommand | None":
 
 def default_gpu_hint(gpu: str | None, taken: str) -> str:
     """Return a hint that names the default GPU that was used; empty if the user chose one."""
-    return "" if gpu is not None else nobody_named(taken)
+    return "" if gpu is not None else default_gpu_note(taken)

@@ -168,7 +168,7 @@ def _details(sharing: Sharing) -> list[str]:
     details = [sharing.reason, f"{power}; {energy}"]
     details += [f"memory: {sharing.memory_words}"] if sharing.memory_words else []
     if sharing.how == "mig":
-        details.append("MIG was not measured: an instance is taken to be as fast as its part of the GPU")
+        details.append("MIG was not measured: an instance is assumed to be as fast as its part of the GPU")
     elif not sharing.measured:
         details.append(f"jobs together were measured on an H200, not on {sharing.gpu}")
     return details

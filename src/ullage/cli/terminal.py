@@ -48,7 +48,7 @@ def connect_terminal(manager: Client, job: str, cancel: bool = False) -> int:
     except KeyboardInterrupt:
         if cancel:
             manager.cancel(job)
-            _say(f"job {job} was taken out of the queue")
+            _say(f"job {job} left the queue")
         return 130
     if attached["socket"] is None:
         _say(f"job {attached['reference']} is {attached['state']}: {attached['detail']}")
@@ -80,7 +80,7 @@ def _connect(line: socket.socket, file: Path, job: str) -> None:
     try:
         line.connect(reachable(file))
     except PermissionError:
-        raise InvalidValue(f"the terminal of job {job} is its user's; only they and root can connect to it") from None
+        raise InvalidValue(f"only its user and root can connect to the terminal of job {job}") from None
     except OSError as error:
         raise InvalidValue(f"the terminal of job {job} cannot be reached: {error.strerror}") from None
 

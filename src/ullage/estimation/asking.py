@@ -101,7 +101,7 @@ def estimate(
         An `Estimate`; `print` shows it as a report.
 
     Raises:
-        UllageError: With one message that says what was expected and what was given.
+        UllageError: With one message: "X must be Y, got Z".
 
     >>> from ullage import Model
     >>> estimate(Model("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64]), gpu="A100-40GB").fits

@@ -153,14 +153,14 @@ class MaxBatch(int):
         if not self or self.estimate is None:
             need = format_bytes(self.beyond.needed) if self.beyond else "more"
             has = format_bytes(self.beyond.gpu_memory) if self.beyond else "that"
-            return f"no {words} fits on {self.gpu}: the smallest takes {need} of {has}"
+            return f"no {words} fits on {self.gpu}: the smallest needs {need} of {has}"
         held, has = format_bytes(self.estimate.needed), format_bytes(self.estimate.gpu_memory)
         lines = [f"largest {words} on {self.gpu}: {int(self)} ({held} of {has})"]
         if self.beyond is not None:
             lines.append(f"the next one needs {format_bytes(self.beyond.needed)} and does not fit")
         elif self.same_from is not None:
             why = f": {_FEW_SAMPLES}" if self.what == "batch-size" else ""
-            lines.append(f"from {self.same_from} on it takes the same{why}")
+            lines.append(f"from {self.same_from} on it needs the same{why}")
         else:
             lines.append("no larger one was tried")
         bound = "this one too" if self.sure == self else str(self.sure) if self.sure else "none"
@@ -334,7 +334,7 @@ def _variants(request: JobRequest, what: str, parameter: str | None, batch_arg: 
     if model is not None:
         return lambda number: _with(model, what, number)
     if script is None or batch_arg is None:
-        raise InvalidValue("for a script, say which of its arguments is the batch size: --batch-arg=--batch-size")
+        raise InvalidValue("for a script, name its argument for the batch size, such as --batch-arg=--batch-size")
     return lambda number: dataclasses.replace(script, args=with_argument(list(script.args), batch_arg, number))
 
 

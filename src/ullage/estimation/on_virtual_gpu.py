@@ -91,8 +91,8 @@ def _watch(function: Callable[[], Any], virtual: VirtualGPU, request: JobRequest
     rank = request.ranks.first
     with contextlib.nullcontext() if rank is None else rank.entered(), virtual, _leaving_no_trace():
         if request.steps is not None:
-            foresee = virtual.progress.foresee if request.trace is None else None  # a trace has every event
-            virtual.progress.on_step = ConvergenceWatch(virtual, request.steps, foresee=foresee).after_step
+            extrapolate = virtual.progress.extrapolate if request.trace is None else None  # a trace has every event
+            virtual.progress.on_step = ConvergenceWatch(virtual, request.steps, extrapolate=extrapolate).after_step
         try:
             function()
         except MemoryConverged:

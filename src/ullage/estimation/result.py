@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ullage.errors import UPDATE, InvalidValue
 from ullage.estimation.words import AT_THEIR_MAXIMUM, BREAKDOWN_WORDS, listed, moment, used_of
-from ullage.hardware import GPU, nobody_named
+from ullage.hardware import GPU, default_gpu_note
 from ullage.performance.cost import Training, TrainingCost
 from ullage.performance.result import Utilization
 from ullage.performance.step import StepCalls
@@ -145,7 +145,7 @@ class Estimate:
         needed = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.default_factory is MISSING]
         missing = [name for name in needed if name not in known]
         if missing:
-            raise InvalidValue(f"this is no estimate: {', '.join(missing)} missing")
+            raise InvalidValue(f"an estimate must have {', '.join(missing)}")
         version = known.get("schema_version", SCHEMA_VERSION)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InvalidValue(
@@ -161,7 +161,7 @@ class Estimate:
 
     def on_assumed_gpu(self) -> Self:
         """Return the estimate with the note that no GPU was named."""
-        return replace(self, gpu_assumed=True, notes=[nobody_named(self.gpu), *self.notes])
+        return replace(self, gpu_assumed=True, notes=[default_gpu_note(self.gpu), *self.notes])
 
     def with_utilization(self, step: StepCalls, gpu: GPU) -> Self:
         """Return the estimate with the time of a step on `gpu`.
@@ -289,7 +289,7 @@ class Estimate:
         unsure = (("assumed", self.assumed), ("left out", self.left_out))
         parts += [f"{name}: {listed(entries)}" for name, entries in unsure if entries]
         if any(entry["what"] == AT_THEIR_MAXIMUM for entry in self.assumed):
-            parts.append("sizes that depend on data make the figure a bound, not what a run will take")
+            parts.append("sizes that depend on data make the figure a bound, not the memory of a run")
         if not parts:
             where = f"measured on {self.gpu} with PyTorch {MEASURED.name}"
             rules = "" if self.pytorch in (None, MEASURED.name) else f"; the rules are those of {self.pytorch}"

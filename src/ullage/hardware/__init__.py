@@ -5,7 +5,7 @@
 
 from ullage.hardware.catalogue import gpus
 from ullage.hardware.local import local_gpus
-from ullage.hardware.lookup import default_gpu, gpu, gpu_list, nobody_named, own_gpus, select_gpus
+from ullage.hardware.lookup import default_gpu, default_gpu_note, gpu, gpu_list, own_gpus, select_gpus
 from ullage.hardware.specification import GPU, generation_of
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "gpu_list",
     "gpus",
     "local_gpus",
-    "nobody_named",
+    "default_gpu_note",
     "own_gpus",
     "select_gpus",
 ]

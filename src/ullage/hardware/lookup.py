@@ -60,13 +60,13 @@ def default_gpu() -> str:
     return "local" if local_gpus() else "H200"
 
 
-def nobody_named(taken: str) -> str:
+def default_gpu_note(taken: str) -> str:
     """Return the note about a GPU that was used by default.
 
-    >>> nobody_named("H200")
-    'no GPU was named: H200 was taken; name another with --gpu NAME'
+    >>> default_gpu_note("H200")
+    'the GPU defaults to H200; name another with --gpu NAME'
     """
-    return f"no GPU was named: {taken} was taken; name another with --gpu NAME"
+    return f"the GPU defaults to {taken}; name another with --gpu NAME"
 
 
 def own_files() -> dict[str, Path]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ullage.jobs.sources.build import build as build
     from ullage.jobs.training import train as train
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "Model": "model",
     "JobRequest": "job",
     "Script": "job",
@@ -24,5 +24,5 @@ _HOMES = {
     "train": "training",
 }
 
-__all__ = [*_HOMES]
-__getattr__ = loaded_on_first_use(__name__, _HOMES)
+__all__ = [*_LAZY_IMPORTS]
+__getattr__ = loaded_on_first_use(__name__, _LAZY_IMPORTS)

@@ -457,8 +457,8 @@ def read_job(path: str | os.PathLike[str]) -> ParsedJobFile:
 def _text(file: Path) -> str:
     try:
         if not file.is_file():
-            state = "is a folder" if file.is_dir() else "is not there" if not file.exists() else "is no plain file"
-            raise InvalidValue(f"{file} must be a job file; it {state}")
+            state = "is a folder" if file.is_dir() else "does not exist" if not file.exists() else "is not a plain file"
+            raise InvalidValue(f"{file} must be a job file, but it {state}")
         with file.open("rb") as source:
             content = source.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:

@@ -121,7 +121,7 @@ def _expected(job: Job) -> str:
     usage = job["utilization"]
     alone = f"{format_duration(usage['step_s'])} a step alone on {usage['gpu']}, SMACT {usage['smact']:.0%} (predicted)"
     now = "" if job["speed"] is None else f"; {job['speed']:.0%} of that speed where it runs"
-    least = "" if job["min_speed"] is None else f"; {job['min_speed']:.0%} at least beside others"
+    least = "" if job["min_speed"] is None else f"; {job['min_speed']:.0%} at least on a shared GPU"
     return f"{alone}{now}{least}"
 
 

@@ -1,5 +1,5 @@
 """Policies by name (`magm`), or by a function in a Python file (`my_policy.py:choose`), which runs as the user who
-loads it (`ullage.manager.placement.own_policies`)."""
+loads it (`ullage.manager.placement.custom_policies`)."""
 
 import importlib.util
 import inspect
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ullage.errors import InvalidValue, NotAllowed, UllageError, UnknownName
-from ullage.manager.placement.own_policies import own_policy
+from ullage.manager.placement.custom_policies import custom_policy
 from ullage.manager.placement.policies import Policy, find_policy
 
 _SUFFIX = ".py"
@@ -38,7 +38,7 @@ def load_policy(reference: str, guarded: bool = False) -> Policy:
         inspect.signature(function).bind("job", "gpus", "now")
     except TypeError as error:
         raise InvalidValue(f"the function in {file} must be {name}(job, gpus, now): {error}") from None
-    return own_policy(str(own_name(reference)), function)
+    return custom_policy(str(own_name(reference)), function)
 
 
 def own_name(reference: str) -> str | None:

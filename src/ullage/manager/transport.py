@@ -76,8 +76,8 @@ class Transport:
             return NoDaemon(f"the daemon did not answer within {self._timeout + wait:.0f} s ({self._file})")
         if isinstance(error, PermissionError):
             return NoDaemon(
-                f"{self._file} is not yours to use: the daemon there is somebody else's, or for a group of which you "
-                "are no member (access.group in its settings; log in again after you were added)"
+                f"{self._file} is not yours to use: the daemon is another user's, or for a group of which you "
+                "are not a member (access.group in its settings; log in again after you were added)"
             )
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return NoDaemon(_NO_DAEMON)

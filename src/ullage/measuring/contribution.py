@@ -232,7 +232,7 @@ def check(content: bytes, where: str = "the contribution") -> Contribution:
 
 def _object(text: bytes, place: str) -> dict[str, Any]:
     def refuse(word: str) -> Any:
-        raise BadContribution(f"{place}: {word} is no number of a measurement")
+        raise BadContribution(f"{place}: numbers must be finite, got {word}")
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in items}) != len(items):

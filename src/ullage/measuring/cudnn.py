@@ -32,7 +32,7 @@ def listed_problems(path: Path) -> list[ConvolutionProblem]:
     try:
         return list(dict.fromkeys(ConvolutionProblem.of(row["problem"]) for row in read_rows(path)))
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidValue(f"{path} is no list of convolutions: {error}") from None
+        raise InvalidValue(f"{path} must be a list of convolutions: {error}") from None
 
 
 def problems_of_script(path: Path, args: Sequence[str]) -> list[ConvolutionProblem]:

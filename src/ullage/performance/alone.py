@@ -95,7 +95,7 @@ class StepWork:
         host["backward"] = int(any(name.startswith("backward") for name in host_calls))
         host["compiled"] = int(host["compiled_kernels"] > 0)
         host["waits"], host["parameters"] = waits, max(lengths.values(), default=0)
-        parts = {**host, "checkpointed_nodes": step.nodes * _made_again(host_calls)}
+        parts = {**host, "checkpointed_nodes": step.nodes * _recomputed_share(host_calls)}
         return cls(
             works=works,
             counts=np.array(counts, dtype=np.float64),
@@ -111,7 +111,7 @@ class StepWork:
         )
 
 
-def _made_again(calls: Mapping[str, float]) -> float:
+def _recomputed_share(calls: Mapping[str, float]) -> float:
     """Return the share of the forward pass that activation checkpointing repeats in the backward pass, by operators
     whose gradients are also in the step: they do not belong in a backward pass themselves."""
     counts: dict[str, dict[str, float]] = {"forward": defaultdict(float), "backward": defaultdict(float)}

@@ -57,7 +57,7 @@ class SharedStep:
     waiting_s: float = 0.0
 
 
-def in_company(
+def shared_steps(
     jobs: Sequence[Utilization], how: str, rules: SharingRules, counts: Sequence[int] | None = None
 ) -> list[SharedStep]:
     """Return the steps of jobs that share a GPU by "mps" or "time-slicing"; `counts` gives the copies of each."""
@@ -92,7 +92,7 @@ def in_company(
     ]
 
 
-def on_part(job: Utilization, sms: float, bandwidth: float, rules: SharingRules) -> SharedStep:
+def mig_step(job: Utilization, sms: float, bandwidth: float, rules: SharingRules) -> SharedStep:
     """Return a job's step on a MIG instance with these parts of the GPU's SMs and bandwidth."""
     wide = min(1.0, job.smact) * job.step_s
     moved = min(1.0, job.drama) * job.step_s

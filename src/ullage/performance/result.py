@@ -193,12 +193,12 @@ class Utilization:
             value, optional = known.get(spec.name, 0), spec.default is None
             is_number = spec.type in (int, float, int | None, float | None)
             if is_number and not (_is_number(value) or optional and value is None):
-                raise InvalidValue(f"this is no utilization: {spec.name} must be a number, got {value!r}")
+                raise InvalidValue(f"invalid utilization: {spec.name} must be a number, got {value!r}")
         groups = known.get("kernel_groups", [])
         groups = groups if isinstance(groups, list) else [groups]
         for group in groups:
             if not (isinstance(group, list | tuple) and len(group) == 3 and all(map(_is_number, group))):
-                raise InvalidValue(f"this is no utilization: a group of kernels must be three numbers, got {group!r}")
+                raise InvalidValue(f"invalid utilization: a group of kernels must be three numbers, got {group!r}")
         return cls(**known | {"kernel_groups": [KernelGroup(*group) for group in groups]})
 
 
@@ -207,7 +207,7 @@ def known_fields(cls: Any, values: Mapping[str, Any], what: str) -> dict[str, An
     specs = {spec.name: spec for spec in fields(cls)}
     needed = [name for name, spec in specs.items() if spec.default is MISSING and spec.default_factory is MISSING]
     if missing := [name for name in needed if name not in values]:
-        raise InvalidValue(f"this is no {what}: {', '.join(missing)} missing")
+        raise InvalidValue(f"the {what} must have {', '.join(missing)}")
     return {name: value for name, value in values.items() if name in specs}
 
 

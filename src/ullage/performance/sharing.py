@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import GPU, gpus
-from ullage.performance.contention import SharedStep, SharingRules, in_company, on_part
+from ullage.performance.contention import SharedStep, SharingRules, mig_step, shared_steps
 from ullage.performance.result import Utilization, known_fields
 from ullage.units import format_bytes, format_duration
 
@@ -140,9 +140,9 @@ def share_of(
     needs: Sequence[int | None] = [None] * len(jobs) if memory is None else memory
     part = instance_of(gpu, len(jobs), wanted) if way == "mig" else None
     if part is None:
-        steps = in_company(jobs, way, rules)
+        steps = shared_steps(jobs, way, rules)
     else:
-        steps = [on_part(job, *share_of_gpu(part, gpu), rules) for job in jobs]
+        steps = [mig_step(job, *share_of_gpu(part, gpu), rules) for job in jobs]
     shared = [
         SharedJob(
             step_alone_s=job.step_s,
@@ -237,7 +237,7 @@ def _together(jobs: Sequence[Utilization], shared: Sequence[SharedJob], way: str
         waiting = sum(job.waits_for_host for job in jobs)
         if waiting == len(jobs):
             return "all wait for their hosts most of the time: their work on the GPU fits into the gaps"
-        return "what they need of the GPU fits beside each other"
+        return "the GPU has room for the work of all"
     if way == "mig":
         return "an instance is smaller than what some of them use"
     if way == "time-slicing":

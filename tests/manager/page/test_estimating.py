@@ -230,7 +230,7 @@ def test_a_job_is_tried_out_and_submitted_and_watched_to_its_end(page, work, tab
     tab.get_by_role("button", name="What if?").click()
     see(tab, ".notes li", "Would start now on GPU")
     see(tab, ".notes li", "Promise 3.00 GiB (as its submitter says).")
-    see(tab, ".figures", re.compile(r"GPU \d: 0 B of 39.4 GiB are taken now, 3.00 GiB with this job."))
+    see(tab, ".figures", re.compile(r"GPU \d: 0 B of 39.4 GiB are in use now, 3.00 GiB with this job."))
     assert page.home.client.ping()["last_event"] == before
     tab.get_by_role("button", name="Submit", exact=True).click()
     see(tab, "h2", f"{HOSTILE}: running")

@@ -15,7 +15,7 @@ from tests.manager.conftest import until
 from ullage.errors import NotAllowed
 from ullage.manager.client import Client
 from ullage.manager.page import readings
-from ullage.manager.page.kept_files import KeptFiles
+from ullage.manager.page.kept_files import StaticCache
 from ullage.manager.page.sessions import Sessions, TooManyTries
 
 
@@ -60,7 +60,7 @@ def test_files_are_packed_once():
         await files({"type": "http", "method": "GET", "path": path, "headers": given}, None, send)
         return told[1]["body"]
 
-    files, below = KeptFiles(app), f"/_nicegui/{nicegui.__version__}"
+    files, below = StaticCache(app), f"/_nicegui/{nicegui.__version__}"
     for path, packs, times in (
         (f"{below}/a.js", "gzip", 1),
         (f"{below}/b.css", "gzip", 2),
@@ -131,7 +131,7 @@ def test_missing_and_failing_pages_show_no_stack_trace(page):
     visitor = page.signed_in()
     for path in ("/no-such-page", "/job/abc"):
         answer = visitor.get(page.url + path, timeout=60)
-        assert answer.status_code in (404, 422) and "There is no such page" in answer.text and len(answer.text) < 1000
+        assert answer.status_code in (404, 422) and "page does not exist" in answer.text and len(answer.text) < 1000
     assert visitor.put(page.url + "/", timeout=60).status_code == 405
     assert page.sign_in(token="x" * 5000).status_code == 413
 

@@ -25,7 +25,7 @@ from ullage.manager.placement import (
     decide,
     policies,
 )
-from ullage.manager.placement.own_policies import GpuView, own_policy
+from ullage.manager.placement.custom_policies import GpuView, custom_policy
 from ullage.manager.placement.policies import Policy
 
 ORACLES = {"first-fit", "best-fit", "worst-fit", "least-utilized"}
@@ -101,7 +101,7 @@ def _whimsical(job: Job, gpus: Sequence[GpuView], now: float) -> Sequence[GpuVie
     return gpus[::-1] if job.id % 5 else ()
 
 
-OWN = own_policy("whimsical.py:choose", _whimsical)
+OWN = custom_policy("whimsical.py:choose", _whimsical)
 Scene = tuple[str | Policy, list[Job], list[Running], list[Slot], Ledger, Rules]
 
 

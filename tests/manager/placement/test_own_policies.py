@@ -9,7 +9,7 @@ import pytest
 
 from ullage.errors import InvalidValue, PolicyFailed
 from ullage.manager.placement import Activity, Job, Ledger, PassOutcome, Rules, Running, Slot, Speeds, decide
-from ullage.manager.placement.own_policies import GpuView, forgiving, own_policy
+from ullage.manager.placement.custom_policies import GpuView, custom_policy, forgiving
 from ullage.manager.placement.policies import Policy
 
 GIB = 1 << 30
@@ -35,7 +35,7 @@ def passed(
 
 def where(function: Callable[..., Any], jobs: list[Job], cluster: list[Slot], **rules: Any) -> dict[int, list[int]]:
     """The indices of the GPUs that each job got."""
-    outcome = passed(own_policy("mine.py:choose", function), jobs, cluster, **rules)
+    outcome = passed(custom_policy("mine.py:choose", function), jobs, cluster, **rules)
     return {each.job: [int(slot[-1]) for slot in each.slots] for each in outcome.placed}
 
 
@@ -71,7 +71,9 @@ def test_none_and_too_few_let_a_job_wait_and_it_is_told() -> None:
     def idle_ones(job: Job, gpus: Gpus, now: float) -> list[GpuView] | None:
         return None if job.id == 3 else [gpu for gpu in gpus if gpu.idle]
 
-    outcome = passed(own_policy("mine.py:choose", idle_ones), [job(1, gpus=2), job(2, gpus=2), job(3)], slots(0, 0, 9))
+    outcome = passed(
+        custom_policy("mine.py:choose", idle_ones), [job(1, gpus=2), job(2, gpus=2), job(3)], slots(0, 0, 9)
+    )
     assert [each.job for each in outcome.placed] == [1]
     assert {each.reason for each in outcome.waiting} == {
         "needs 4.00 GiB on each of 2 GPUs; there is room, but the site's policy lets it wait",
@@ -89,7 +91,7 @@ def test_what_the_function_sees() -> None:
     running = [Running(there, ("GPU-0",), since=0.0)]
     asked = Job(8, "ada", 2.0, promise=4 * GIB, true=5 * GIB, work="infer", min_speed=0.5, queued=40.0, time_limit=60.0)
     cluster = slots(0, 0)
-    policy = own_policy("mine.py:choose", look)
+    policy = custom_policy("mine.py:choose", look)
     passed(policy, [asked], cluster, running, predict=lambda works, slot: Speeds([1 / len(works)] * len(works)))
     assert seen["now"] == 100.0
     wanted = {"promise": 4 * GIB, "work": "infer", "min_speed": 0.5, "time_limit": 60.0, "queued": 40.0}
@@ -112,7 +114,7 @@ def test_speeds_that_cannot_be_predicted_are_none() -> None:
     def look(job: Job, gpus: Gpus, now: float) -> None:
         found.append(gpus[0].speeds(job))
 
-    policy = own_policy("mine.py:choose", look)
+    policy = custom_policy("mine.py:choose", look)
     unknown = [Running(job(7), ("GPU-0",), since=0.0)]
     passed(policy, [job(1, work="x")], slots(0), unknown, predict=lambda works, slot: Speeds([0.9] * len(works)))
     passed(policy, [job(1, work="x")], slots(0), [Running(job(7, work="y"), ("GPU-0",), since=0.0)])
@@ -128,9 +130,9 @@ def test_speeds_are_available_to_policies_that_ignore_them() -> None:
 
     there = [Running(job(7, work="y", min_speed=0.8), ("GPU-0",), since=0.0)]
     slow = {"predict": lambda works, slot: Speeds([0.1] * len(works))}
-    assert not passed(own_policy("mine.py:choose", look), [job(1, work="x")], slots(0), there, **slow).placed
+    assert not passed(custom_policy("mine.py:choose", look), [job(1, work="x")], slots(0), there, **slow).placed
     look.predicts = False  # type: ignore[attr-defined]
-    assert passed(own_policy("mine.py:choose", look), [job(1, work="x")], slots(0), there, **slow).placed
+    assert passed(custom_policy("mine.py:choose", look), [job(1, work="x")], slots(0), there, **slow).placed
     assert found == [[0.1, 0.1]], "the first time it was not even asked: the neighbour would be too slow"
 
 
@@ -150,7 +152,7 @@ def test_a_trait_that_does_not_exist_is_refused() -> None:
     with pytest.raises(
         InvalidValue, match="mine.py:choose must have True or False for oracle, alone, backfills, predicts, got "
     ):
-        own_policy("mine.py:choose", choose)
+        custom_policy("mine.py:choose", choose)
 
 
 def test_a_job_that_it_lets_wait_keeps_no_gpu_from_others() -> None:
@@ -171,7 +173,7 @@ WRONG: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_a_failing_or_nonsensical_function_is_one_message(message: str) -> None:
-    policy = own_policy("mine.py:choose", WRONG[message])
+    policy = custom_policy("mine.py:choose", WRONG[message])
     with pytest.raises(PolicyFailed) as raised:
         passed(policy, [job(9, gpus=2)], slots(0, 0))
     said = str(raised.value)
@@ -183,7 +185,7 @@ def test_one_who_must_go_on_places_the_others_and_is_told() -> None:
         return gpus[0] if job.promise / GIB else gpus[1]  # type: ignore[operator]
 
     told: list[PolicyFailed] = []
-    policy = forgiving(own_policy("mine.py:choose", choosy), told.append)
+    policy = forgiving(custom_policy("mine.py:choose", choosy), told.append)
     outcome = passed(policy, [job(1, None), job(2)], slots(0, 0))
     assert [each.job for each in outcome.placed] == [2]
     assert [each.job for each in outcome.waiting] == [failure.job for failure in told] == [1]

@@ -155,12 +155,12 @@ def test_a_partner_below_an_owners_speed_is_refused_in_words() -> None:
     assert outcome(asks(min_speed=0.55), heavy).placed, "as much as it asks for is enough"
     assert outcome(asks(min_speed=0.8), heavy, "lug").placed, "only ullage heeds it"
     assert outcome(asks(min_speed=0.8), heavy).waiting[0].reason == (
-        "needs 2.00 GiB on a GPU; on GPU 0 it would run at 55% of its speed beside job 12 "
+        "needs 2.00 GiB on a GPU; on GPU 0 it would run at 55% of its speed next to job 12 "
         "(both keep the memory bandwidth busy); its --min-speed is 80%"
     )
     strict = replace(heavy, min_speed=0.9)
     assert outcome(asks(min_speed=0.5), strict).waiting[0].reason == (
-        "needs 2.00 GiB on a GPU; on GPU 0 job 12 would run at 55% of its speed beside it "
+        "needs 2.00 GiB on a GPU; on GPU 0 job 12 would run at 55% of its speed next to it "
         "(both keep the memory bandwidth busy); its --min-speed is 90%"
     )
     assert outcome(asks(min_speed=0.8, work=None), strict).placed, "of an unknown work nothing is foretold"
@@ -326,7 +326,7 @@ def test_predicted_speeds_decide_instead_of_activity() -> None:
     strangers = replace(busy, used=5 * GIB, foreign=4 * GIB)
     assert "over the limit" in outcome(light, slot=strangers).waiting[0].reason, "nobody knows what they do"
     heavy = outcome(replace(light, work="heavy"))
-    assert "would run at 55% of its speed beside" in heavy.waiting[0].reason
+    assert "would run at 55% of its speed next to" in heavy.waiting[0].reason
 
 
 def test_oracles_use_true_memory_and_others_the_promise() -> None:

@@ -18,8 +18,8 @@ from ullage.manager.placement import (
     Running,
     Slot,
     Speeds,
+    decay,
     decide,
-    faded,
     fair_order,
     held,
 )
@@ -80,8 +80,8 @@ def test_usage_fades() -> None:
     whole = held(2.0, seconds=10_000.0, half_life=3600.0)
     account = 0.0
     for _ in range(100):
-        account = faded(account, 100.0, half_life=3600.0) + held(2.0, seconds=100.0, half_life=3600.0)
-    assert account == pytest.approx(whole) and faded(whole, 3600.0, half_life=3600.0) == pytest.approx(whole / 2)
+        account = decay(account, 100.0, half_life=3600.0) + held(2.0, seconds=100.0, half_life=3600.0)
+    assert account == pytest.approx(whole) and decay(whole, 3600.0, half_life=3600.0) == pytest.approx(whole / 2)
     assert held(1.0, seconds=60.0, half_life=1e9) == pytest.approx(60.0), "long ago is all that counts less"
 
 

@@ -14,7 +14,7 @@ import ullage.manager
 import ullage.manager.simulation
 from ullage.errors import PolicyFailed
 from ullage.manager.placement import Job
-from ullage.manager.placement.own_policies import GpuView
+from ullage.manager.placement.custom_policies import GpuView
 from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.generator import generate_trace
 from ullage.manager.simulation.result import SimulatedJob

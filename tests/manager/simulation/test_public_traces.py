@@ -134,7 +134,7 @@ def test_workloads_are_given_by_work_in_the_shares_of_the_mix(tmp_path: Path) ->
     assert Counter(sizes) == {"light": 650, "medium": 270, "large": 80}
     assert sizes == sorted(sizes, key=["light", "medium", "large"].index)
     assert len({job.kind.name for job in trace.jobs}) > 30 and len(trace.kinds) < 36
-    assert said(trace, "65% light, 27% medium, 8% large (seed 0)") and said(trace, "taken as the work of a job that")
+    assert said(trace, "65% light, 27% medium, 8% large (seed 0)") and said(trace, "counts as the work of a job that")
     heavy = Counter(known_workloads()[job.kind.name].size for job in read_trace(many(tmp_path), mix="heavy").jobs)
     assert heavy == {"medium": 830, "large": 170}
 

@@ -69,7 +69,7 @@ def test_runs_are_kept_in_a_file_and_other_files_left_alone(tmp_path, name):
     assert [result.name for result in read_results(file)] == ["c"]
     other = b'{"mine": 1}' if name.endswith("json") else gzip.compress(b"[]")
     file.write_bytes(other)
-    with pytest.raises(InvalidValue, match="is no file of runs"):
+    with pytest.raises(InvalidValue, match="must be a file of runs"):
         write_results(file, [run()])
     assert file.read_bytes() == other
 

@@ -388,10 +388,10 @@ def _lines(file: Path) -> list[dict[str, str]]:
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidValue(f"{file} is no CSV file: {error}") from None
+        raise InvalidValue(f"{file} must be a CSV file: {error}") from None
     missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
     if missing:
-        raise InvalidValue(f"{file} is no table of GPUMemNet's authors: it has no column {missing[0]!r}")
+        raise InvalidValue(f"{file} must be a table of GPUMemNet's authors: it lacks the column {missing[0]!r}")
     return lines
 
 

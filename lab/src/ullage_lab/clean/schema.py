@@ -162,7 +162,7 @@ COLUMNS = (
     Column(
         "context",
         "whole",
-        "bytes of the process beside PyTorch's memory after the last step, kernels loaded; null "
+        "bytes of the process outside PyTorch's memory after the last step, kernels loaded; null "
         "where runs shared a process: process_memory then has the one of most runs of the same kind",
     ),
     Column("step_seconds", "number", "time of a training step, alone on the GPU: mean over the reading"),
@@ -259,7 +259,7 @@ def read_dataset(file: Path) -> polars.DataFrame:
     missing = [name for name in NAMES if name not in table.columns]
     wrong = [name for name in missing if name not in LATER]
     if wrong:
-        raise InvalidValue(f"{file} is no data set of 'ullage lab data clean': it has no column {wrong[0]}")
+        raise InvalidValue(f"{file} must be a data set of 'ullage lab data clean': it lacks the column {wrong[0]}")
     if not missing:
         return table
     schema = frame([]).schema

@@ -48,7 +48,7 @@ def problems(
     ] = 10_000,
     seed: Seed = 0,
 ) -> None:
-    """Print convolutions as cuDNN is asked about them, for 'ullage measure cudnn'. Needs no GPU.
+    """Print convolution problems for 'ullage measure cudnn'. Needs no GPU.
 
     Half of the random ones are like layers of models. Those of models come from a run on PyTorch's "meta" device. Their
     order is random, and common ones tend to come first: ask about as many as there is time for.

@@ -85,7 +85,7 @@ def evaluate(
     """
     plan = RankingPlan(**ranking)
     if plan.cached_only and plan.resume is None:
-        raise InvalidValue("--kept ranks answers that are kept: name their file with --resume")
+        raise InvalidValue("--cached-only needs a file of answers; name it with --resume")
     if what is not None:
         _learned(what, data or [], weights, retrain, plan.resume, plan.as_json)
         return

@@ -48,7 +48,7 @@ def together(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Read jobs that share the GPU, time-sliced and under MPS, each also alone.
+    """Measure jobs that share the GPU, by time slicing and by MPS, and each job alone.
 
     A list names its sets ({"set": "pair", "jobs": ["a", "b"]}), or --sets draws random ones. Run the same
     command again to continue. --rounds takes longer and measures slowdowns more precisely.
@@ -200,7 +200,7 @@ def _check_gpu() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise UllageError("cannot measure: PyTorch finds no GPU. --dry-run prints what would be measured")
+        raise UllageError("cannot measure: PyTorch finds no GPU. --dry-run prints the runs")
 
 
 def _say_rows(rows: list[dict[str, Any]], what: str, out: Path, as_json: bool) -> None:

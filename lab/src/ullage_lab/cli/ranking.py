@@ -60,7 +60,7 @@ class RankingPlan:
     ] = None
     report: Annotated[Path | None, option("Write the ranking as one HTML page.", "FILE.html", panel=RANKING)] = None
     cached_only: Annotated[
-        bool, option("Rank only the answers already in the --resume file.", "--kept", panel=RANKING)
+        bool, option("Rank only the answers already in the --resume file.", "--cached-only", panel=RANKING)
     ] = False
     workers: Annotated[
         int,

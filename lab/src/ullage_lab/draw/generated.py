@@ -349,7 +349,7 @@ def _table(file: Path, family: str) -> dict[str, Any]:
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"{file} is no TOML: {error}") from None
+        raise InvalidValue(f"{file} must be TOML: {error}") from None
     for name in content:
         if name not in FAMILIES:
             raise UnknownName(f"table in {file}", name, FAMILIES)

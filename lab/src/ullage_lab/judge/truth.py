@@ -237,7 +237,7 @@ def _left_out(row: dict[str, str], column: str) -> str | None:
         return "on two GPUs"
     if float(row[column]) >= CLIPPED_MIB:
         return "near the card's end, perhaps clipped"
-    return None if row["model"] in _MODELS else "the table does not tell what was run"
+    return None if row["model"] in _MODELS else "the table does not name the run"
 
 
 def _configuration(row: dict[str, str]) -> dict[str, Any]:

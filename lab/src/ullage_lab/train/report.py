@@ -113,7 +113,7 @@ def confusion_picture(names: Sequence[int], counts: Sequence[Sequence[int]], wid
         edge = escape(format_bytes((names[place] + 1) * width))
         parts.append(f'<text x="{left - 6}" y="{top + (place + 0.7) * cell}" text-anchor="end">{edge}</text>')
     parts.append(
-        f'<text x="{left}" y="20">true class by line, what was told by column; below the diagonal: too low</text>'
+        f'<text x="{left}" y="20">true class by line, estimated class by column; below the diagonal: too low</text>'
     )
     side = cell * len(names)
     return (

@@ -278,7 +278,7 @@ class ScriptRun:
     def _short_run(self) -> str:
         steps = self.watcher.steps
         if not steps:
-            return "the script ended without a backward pass or an optimizer step: the figures are what was seen"
+            return "the script ended without a backward pass or an optimizer step: the figures are those so far"
         return f"the script ended after {steps} optimizer step{'s' if steps > 1 else ''}, before the requests repeated"
 
     def _give_failure(self, failure: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data._utils import fetch
 
-FEW = 32  # items: if these are of one size, all are taken to be
+FEW = 32  # items: if these are of one size, all are assumed to be
 LONGEST_SURVEY = 5.0  # seconds
 MOST_ITEMS = 100_000
 MOST_BATCHES = 20_000

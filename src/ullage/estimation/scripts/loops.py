@@ -36,7 +36,7 @@ from ullage.virtual.gpu import VirtualGPU
 
 LEAST_ROUNDS = 2  # of a loop that trains, unless the first took as long as `LONGEST_LOOP`
 SAME_ITERATIONS = 5  # in a row, before a loop that does not train ends early; a DataLoader ends before that
-ASKED_IN_STEPS = 3  # before a condition is taken to be one on the number of the step
+ASKED_IN_STEPS = 3  # before a condition is assumed to test the number of the step
 LONGEST_LOOP = 20.0  # seconds after which a loop has taken long
 # Libraries that `when_to_stop` ends by their own switches, and those whose loops are parts of a step.
 _FRAMEWORKS = {"accelerate", "deepspeed", "ignite", "lightning", "megatron", "pytorch_lightning", "transformers"}

@@ -176,7 +176,7 @@ class _Joined:
         return True
 
 
-_ALONE = "accelerate started one process, since nobody said how many: say --num_processes N"
+_ALONE = "accelerate started one process, the default; to change it: --num_processes N"
 Follow = Callable[[], None]
 
 

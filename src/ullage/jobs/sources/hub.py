@@ -110,7 +110,7 @@ def _config_of(name: str) -> Path:
     try:
         return Path(hub.hf_hub_download(**which, local_files_only=True))
     except errors.HFValidationError as error:
-        raise InvalidValue(f"hf:{name} is no name of the hub: {error}") from None
+        raise InvalidValue(f"hf:NAME must be a name of the hub, got {name}: {error}") from None
     except errors.LocalEntryNotFoundError:
         pass
     try:

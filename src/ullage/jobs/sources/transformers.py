@@ -93,7 +93,7 @@ def _values_and_class_name(configuration: Model) -> tuple[dict[str, Any], str]:
     if not name:
         if "auto_map" in values and values.get("model_type") not in _model_types():
             raise InvalidValue(
-                f"{place} has its model's code beside it, which is not run for a name; estimate a script that loads it "
+                f"{place} has its own model code, which Ullage runs only in a script; estimate a script that loads it "
                 "with trust_remote_code=True"
             )
         names = values.get("architectures") or []

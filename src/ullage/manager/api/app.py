@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ullage.errors import NoDaemon, NoSuchJob, NotAllowed, StoreFull, UllageError, UnknownName, nearest
+from ullage.errors import DiskFull, JobNotFound, NoDaemon, NotAllowed, UllageError, UnknownName, nearest
 from ullage.jobs.validation import first_problem
 from ullage.manager.api.gate import problem
 from ullage.manager.api.routes import STREAM, Route, description, routes
@@ -29,10 +29,10 @@ _EVENTS = 1000  # events sent at a time in a stream
 _PIECE = 1 << 16  # bytes of an answer sent at a time
 _MANY = 100  # rows
 _STATUS: tuple[tuple[type[UllageError], int], ...] = (
-    (NoSuchJob, 404),
+    (JobNotFound, 404),
     (UnknownName, 404),
     (NotAllowed, 403),
-    (StoreFull, 507),
+    (DiskFull, 507),
     (NoDaemon, 503),
 )
 _PATHS = "this API has no such path and method (GET /openapi.json lists them)"
@@ -63,7 +63,7 @@ class App:
         except Exception as error:  # even after a bug of ours, the client gets an answer
             where = f"{scope['method']} {scope['path'][:80]!r}"
             self._say(f"the API failed at {where}: {type(error).__name__}: {str(error)[:200]}")
-            answer = problem(type(error).__name__, "the daemon failed at this request; its log says more", 500)
+            answer = problem(type(error).__name__, "the daemon failed to handle this request; see its log", 500)
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:

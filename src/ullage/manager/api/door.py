@@ -25,12 +25,12 @@ class Guest:
         self.idle_since = time.monotonic()
 
 
-class Door:
+class ConnectionLimit:
     """Admits connections. If there is no room, it closes the longest idle connection of whoever has the most idle ones.
 
     A user or address may have at most `each` connections, and the last `reserve` places are for operators.
 
-    >>> door, closed = Door(most=3, each=2, reserve=1), []
+    >>> door, closed = ConnectionLimit(most=3, each=2, reserve=1), []
     >>> def comes(who, operator=False):
     ...     return door.enter(Guest(who, lambda: closed.append(who), operator))
     >>> [comes(who) for who in ("ann", "ann", "ann", "bob")], closed

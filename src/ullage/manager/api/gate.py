@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 import ullage
 from ullage.errors import UPDATE
-from ullage.manager.api.door import Door, Guest
+from ullage.manager.api.door import ConnectionLimit, Guest
 from ullage.manager.identity import Caller, caller_of
 from ullage.manager.transport import PROTOCOL, PROTOCOL_HEADER, RESTART
 
@@ -104,7 +104,7 @@ class GuardedConnection(H11Protocol):
     _guest: Guest
     _late: asyncio.TimerHandle
 
-    def __init__(self, config: Config, state: ServerState, door: Door, operators: list[str]) -> None:
+    def __init__(self, config: Config, state: ServerState, door: ConnectionLimit, operators: list[str]) -> None:
         super().__init__(config, state, {})
         self._door, self._operators, self._longest_idle = door, operators, LONGEST_HEAD
 

@@ -15,7 +15,7 @@ STREAM = "/v1/events/stream"
 _PROBLEMS = {
     400: "what was asked for cannot be done",
     401: "no token, or none of this daemon",
-    403: "somebody else's job, or an order for operators",
+    403: "another user's job, or an order for operators",
     404: "no such job",
     408: "the request did not come in time",
     413: "more than the API reads",

@@ -17,7 +17,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.manager.api.door import Door
+from ullage.manager.api.door import ConnectionLimit
 from ullage.manager.api.gate import FOR_OPERATORS, MOST_CONNECTIONS, MOST_LOCAL_CONNECTIONS, GuardedConnection
 from ullage.manager.identity import TOKEN_FILE, Tokens, group_number, write_token
 from ullage.manager.settings import AccessSettings
@@ -61,7 +61,7 @@ class Server:
         say: Callable[[str], None],
     ) -> None:
         self._file, self._remote, self._access, self._say = file, remote, access, say
-        self._doors = Door(MOST_LOCAL_CONNECTIONS, each, FOR_OPERATORS), Door(MOST_CONNECTIONS)
+        self._doors = ConnectionLimit(MOST_LOCAL_CONNECTIONS, each, FOR_OPERATORS), ConnectionLimit(MOST_CONNECTIONS)
         self._state = ServerState()
         self._config = Config(
             app,
@@ -104,7 +104,7 @@ class Server:
         self._inode = self._on_disk()
         self._local = await self._serve(listening, self._doors[0])
 
-    async def _serve(self, listening: socket.socket, door: Door) -> asyncio.Server:
+    async def _serve(self, listening: socket.socket, door: ConnectionLimit) -> asyncio.Server:
         connection = partial(GuardedConnection, self._config, self._state, door, self._access.operators)
         listening.setblocking(False)
         return await asyncio.get_running_loop().create_server(connection, sock=listening, backlog=_BACKLOG)

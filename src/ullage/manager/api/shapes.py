@@ -14,12 +14,12 @@ class _Answer(BaseModel):
 class ProblemAnswer(_Answer):
     """An error, in one message."""
 
-    error: str = Field(description="the kind, such as NoSuchJob")
+    error: str = Field(description="the kind, such as JobNotFound")
     message: str
 
 
 class SubmissionAnswer(_Answer):
-    """The jobs of a submission, which are on disk by now."""
+    """The jobs of a submission, already stored on disk."""
 
     jobs: list[int]
     array: int | None
@@ -80,7 +80,7 @@ class JobAnswer(_Answer):
     exit_code: int | None
     utilization: UtilizationAnswer | None = Field(description="null if unknown")
     speed: float | None = Field(description="the share of its speed alone that is expected where it runs")
-    min_speed: float | None = Field(description="the share of its speed alone that it is to keep beside others")
+    min_speed: float | None = Field(description="the share of its speed alone that it must keep on a shared GPU")
     over_promise: bool = Field(description="whether it uses more now than it was promised")
     reason: str | None = Field(description="why it waits, or what threatens it while it runs")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from ullage.errors import InvalidValue
 from ullage.jobs.schedules import LAST_MOMENT
 from ullage.manager.core.usage import EnergyMeter, FairShare, MemoryCurve
-from ullage.manager.core.watchdog import Handled
-from ullage.manager.core.works import Works
+from ullage.manager.core.watchdog import CrashMarker
+from ullage.manager.core.works import WorkloadProfiles
 from ullage.manager.monitor.readings import Device
 from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
@@ -167,12 +167,12 @@ class ManagerContext:
     sharing: TimeSlicing
     ledger: Ledger
     service: ServiceState
-    handled: Handled
+    handled: CrashMarker
     clock: Callable[[], float]
     say: Callable[[str], None]
     energy: EnergyMeter = field(default_factory=EnergyMeter)
     fair_share: FairShare = field(init=False)
-    works: Works = field(init=False)
+    works: WorkloadProfiles = field(init=False)
     cards: Path | None = None  # the folder of the virtual GPUs, if it serves those
     slots: list[Slot] = field(default_factory=list)
     drains: list[Drain] = field(default_factory=list)  # unfinished jobs
@@ -188,7 +188,7 @@ class ManagerContext:
 
     def __post_init__(self) -> None:
         self.fair_share = FairShare(self.store, self.settings.fairness.half_life, claim=self.claim)
-        self.works = Works(self.store, self.settings.sharing)
+        self.works = WorkloadProfiles(self.store, self.settings.sharing)
 
     def claim(self, job: JobRecord) -> float:
         """Return the part of a GPU that a job claims with its minimum speed."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ullage.errors import NoGPUSource, NotAllowed, StoreDamaged, StoreFull, UllageError
+from ullage.errors import DiskFull, NoGPUSource, NotAllowed, StoreDamaged, UllageError
 from ullage.manager.api.app import App
 from ullage.manager.api.gate import Gate
 from ullage.manager.api.server import Remote, Server
@@ -32,7 +32,7 @@ from ullage.manager.core.notifications import Notifier
 from ullage.manager.core.orders import Orders
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.scheduler import Scheduler
-from ullage.manager.core.watchdog import Handled, Watchdog
+from ullage.manager.core.watchdog import CrashMarker, Watchdog
 from ullage.manager.identity import Caller, Tokens, this_user
 from ullage.manager.monitor.readings import Source
 from ullage.manager.monitor.sampling import Monitor
@@ -103,7 +103,7 @@ class Daemon:
             sharing=sharing,
             ledger=Ledger(host=host_of(settings.host)),
             service=ServiceState(began=clock()),
-            handled=Handled(folder),
+            handled=CrashMarker(folder),
         )
         cgroups = Cgroups(wanted=settings.running.cgroup)
         self.attempts = AttemptTracker(self.context)
@@ -175,7 +175,7 @@ class Daemon:
         try:
             self.context.sharing.start()
             self.context.look()
-            with contextlib.suppress(StoreFull):
+            with contextlib.suppress(DiskFull):
                 self.context.store.keep_site(site(self.context))
             self._listen_for_ends(loop)
             skipped = self.context.store.skip_numbers(max(self.context.launcher.jobs(), default=0))
@@ -247,7 +247,7 @@ class Daemon:
             await self.intake.follow(self._group_commit.do)
             if time.monotonic() > self._next_curves:
                 self._next_curves = time.monotonic() + _CURVES_EVERY
-                with contextlib.suppress(StoreFull):
+                with contextlib.suppress(DiskFull):
                     await self._group_commit.do(self.context.keep_curves)
             if time.monotonic() > self._next_care:
                 self._next_care = time.monotonic() + _CARE_EVERY
@@ -258,7 +258,7 @@ class Daemon:
         except StoreDamaged:
             raise
         except Exception as error:  # orders are still answered, and the next step may succeed
-            known, service.disk_full = isinstance(error, UllageError), isinstance(error, StoreFull)
+            known, service.disk_full = isinstance(error, UllageError), isinstance(error, DiskFull)
             service.trouble = str(error) if known else f"a step failed: {type(error).__name__}: {error}"
             if known:
                 self._watchdog.well()  # the obstacle is known, and a restarted daemon would meet it too
@@ -373,7 +373,7 @@ ULLAGE_HOME names another folder to keep everything in
         raise
     except OSError as error:
         if error.errno in _NO_ROOM:
-            raise StoreFull(
+            raise DiskFull(
                 f"nothing was started: there is no room in {folder} ({error.strerror}). "
                 "Make room on that disk and try again; running jobs go on meanwhile"
             ) from error

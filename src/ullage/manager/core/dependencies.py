@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from ullage.errors import InvalidValue, NoSuchJob
+from ullage.errors import InvalidValue, JobNotFound
 from ullage.jobs.schedules import INDEX, MOST_DEPENDENCIES, Dependency
 from ullage.manager.identity import Caller
 from ullage.manager.storage.job_store import JobStore
@@ -33,7 +33,7 @@ class Dependencies:
             needs = list(common)
             for each, elements in alike:
                 if index is None or index not in elements:
-                    raise NoSuchJob(str(each.job).replace(INDEX, str(index)))
+                    raise JobNotFound(str(each.job).replace(INDEX, str(index)))
                 needs.append(Need(elements[index], False, each.kind))
             return _without_repeats(needs)
 
@@ -48,7 +48,7 @@ class Dependencies:
             raise InvalidValue(f"only a job of an array has an index: {each.job} needs --array too")
         indices = self._store.history.indices(int(match[1]))
         if not indices:
-            raise NoSuchJob(str(each.job))
+            raise JobNotFound(str(each.job))
         return indices
 
     def _needs(self, caller: Caller, each: Dependency) -> list[Need]:
@@ -60,14 +60,14 @@ class Dependencies:
         index = None if match[2] == "all" else int(match[2])
         jobs = self._store.history.of_array(int(match[1]), *([] if index is None else [index]))
         if not jobs:
-            raise NoSuchJob(each.job)
+            raise JobNotFound(each.job)
         return [Need(int(match[1]), True, each.kind) if index is None else Need(jobs[0], False, each.kind)]
 
     def _named(self, caller: Caller, name: str) -> Iterable[tuple[int, bool]]:
         """Return the caller's unfinished jobs of a name, or else the newest; an array counts as a whole."""
         numbers = self._store.history.named(name, caller.uid)
         if not numbers:
-            raise NoSuchJob(repr(name[:80]))
+            raise JobNotFound(repr(name[:80]))
         waiting = [number for number in numbers if number in self._store.jobs] or numbers[-1:]
         jobs = self._store.several(waiting)
         return dict.fromkeys((job.id, False) if job.array_id is None else (job.array_id, True) for job in jobs)

@@ -151,7 +151,7 @@ def _by_words(
     if mps_lost:
         return AttemptEnd(Cause.MPS_LOST, f"{how} as the MPS server was lost")
     if number in _OUTSIDE or code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
-        return AttemptEnd(Cause.KILLED, f"{how}, sent by somebody else")
+        return AttemptEnd(Cause.KILLED, f"{how}, sent from outside")
     return AttemptEnd(Cause.OWN_FAILURE, how)
 
 

@@ -13,7 +13,7 @@ from ullage.errors import InvalidValue
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.report import OTHERS, Others, times_asked
 from ullage.manager.core.scheduler import rules_of
-from ullage.manager.core.works import Works
+from ullage.manager.core.works import WorkloadProfiles
 from ullage.manager.identity import Caller
 from ullage.manager.storage.database import FILE, LOGS, Database
 from ullage.manager.storage.job_store import JobStore
@@ -59,7 +59,7 @@ def _stored(store: JobStore, file: Path, since: float, until: float) -> dict[str
             "start the daemon there once with this version, or ask the daemon itself: --from-history --save-history"
         )
     visible = store.history.submitted_between(since, until, False)
-    contents = _contents(store, Works(store, there["sharing"]), visible, lambda job: True)
+    contents = _contents(store, WorkloadProfiles(store, there["sharing"]), visible, lambda job: True)
     return {"since": since, "until": until, **there, "all": True, **contents}
 
 
@@ -82,7 +82,7 @@ def site(context: ManagerContext) -> dict[str, Any]:
 
 
 def _contents(
-    store: JobStore, works: Works, jobs: Sequence[JobRecord], named: Callable[[JobRecord], bool]
+    store: JobStore, works: WorkloadProfiles, jobs: Sequence[JobRecord], named: Callable[[JobRecord], bool]
 ) -> dict[str, Any]:
     """Return jobs and their workloads; jobs that are not `named` stay anonymous."""
     numbers = [job.id for job in jobs]

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
-from ullage.errors import InvalidValue, StoreFull
+from ullage.errors import DiskFull, InvalidValue
 from ullage.estimation.estimators.registry import check_name
 from ullage.estimation.jobs.command import script_of
 from ullage.jobs.job_files import JobSpec
@@ -71,7 +71,7 @@ class Intake:
         known = self._store.of_submission(key)
         if known:
             if known[0].uid != caller.uid:
-                raise InvalidValue("this submission's key is in use by somebody else; submit again")
+                raise InvalidValue("this submission's key is in use by another user; submit again")
             return known
         self.check(caller, spec, new=len(spec.array or [0]))
         parts = yield from self._parts(caller, spec)
@@ -318,7 +318,7 @@ class Intake:
                 await commit(self._late[0])
                 self._late.pop(0)
                 crash_point("estimated")
-        except StoreFull as error:
+        except DiskFull as error:
             self._context.say(str(error))
 
     def _tell_array(self, job: int, answer: EstimateAnswer | None) -> None:

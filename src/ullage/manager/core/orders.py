@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 import ullage
-from ullage.errors import InvalidValue, NoSuchJob, NotAllowed, StoreDamaged, StoreFull, UllageError
+from ullage.errors import DiskFull, InvalidValue, JobNotFound, NotAllowed, StoreDamaged, UllageError
 from ullage.jobs.estimate_spec import EstimateSpec
 from ullage.jobs.job_files import JobSpec
 from ullage.jobs.schedules import parse_array
@@ -31,7 +31,7 @@ from ullage.manager.core.intake import Intake
 from ullage.manager.core.questions import Questions
 from ullage.manager.core.report import report
 from ullage.manager.core.scheduler import Scheduler
-from ullage.manager.core.trials import Trials
+from ullage.manager.core.trials import DryRuns
 from ullage.manager.core.views import JobViews, attempt_shown, folded, gpu_shown
 from ullage.manager.identity import Caller, check_submitter, number_of_user
 from ullage.manager.placement.recovery import more_memory
@@ -83,7 +83,7 @@ class Orders:
     ) -> None:
         self._context, self._store, self._service = context, context.store, context.service
         self._intake, self._attempts, self._cgroups, self._tokens, self._api = intake, attempts, cgroups, tokens, api
-        self._editor, self._trials = JobEditor(context, intake, attempts), Trials(context, intake, scheduler)
+        self._editor, self._trials = JobEditor(context, intake, attempts), DryRuns(context, intake, scheduler)
         self._drains, self._questions = Drains(context), questions
         self._views = JobViews(context, intake)
 
@@ -488,14 +488,14 @@ class Orders:
         if match is None:
             mine = self._store.history.named(text, caller.uid)
             if not mine:
-                raise NoSuchJob(repr(text[:80]))
+                raise JobNotFound(repr(text[:80]))
             return mine
         if match[2] is None:
             return [self._store.job(int(match[1])).id]
         indices = [] if match[2] == "all" else parse_array(match[2].strip("[]"))
         chosen = self._store.history.of_array(int(match[1]), *indices)
         if not chosen:
-            raise NoSuchJob(text[:80])
+            raise JobNotFound(text[:80])
         return chosen
 
     def _one(self, caller: Caller, reference: str | int) -> int:
@@ -521,7 +521,7 @@ class Orders:
         for record in records:
             try:
                 answers.append({"job": record.id, "reference": record.reference, "done": True, "text": do(record)})
-            except (StoreFull, StoreDamaged):
+            except (DiskFull, StoreDamaged):
                 raise
             except UllageError as error:
                 answers.append({"job": record.id, "reference": record.reference, "done": False, "text": str(error)})

@@ -18,8 +18,8 @@ from ullage.manager.core.limits import UserLimits, share_of
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import rights
 from ullage.manager.placement import Decision, Job, Ledger, PassOutcome, Rules, Running, Slot, decide, part_of_gpu
+from ullage.manager.placement.custom_policies import forgiving
 from ullage.manager.placement.fairness import waited
-from ullage.manager.placement.own_policies import forgiving
 from ullage.manager.running.cgroups import Cgroups
 from ullage.manager.running.environment import gpu_variables, job_environment, output_paths
 from ullage.manager.settings import ManagerSettings

@@ -19,7 +19,7 @@ _MOST_TRIED = 1000  # jobs of an array
 Expected = tuple[int, dict[str, dict[str, Any]], str]  # bytes on a GPU, activity by GPU, and the source
 
 
-class Trials:
+class DryRuns:
     def __init__(self, context: ManagerContext, intake: Intake, scheduler: Scheduler) -> None:
         self._context, self._intake, self._scheduler = context, intake, scheduler
         self._dependencies = Dependencies(context.store)

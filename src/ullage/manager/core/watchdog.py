@@ -40,7 +40,7 @@ class Watchdog:
             sender.sendto(words.encode(), self._address)
 
 
-class Handled:
+class CrashMarker:
     """Stores the number of the job that the daemon is starting or estimating, so that after a crash the next daemon
     knows it."""
 

@@ -88,7 +88,7 @@ def _is_sensible(made: Utilization) -> bool:
     return made.step_s > 0 and all(type(figure) in (int, float) and 0 <= figure <= _LARGEST for figure in figures)
 
 
-class Works:
+class WorkloadProfiles:
     """The workloads of a daemon's jobs. `sharing` is "mps" or "time-slicing"."""
 
     def __init__(self, store: JobStore, sharing: str) -> None:

@@ -207,7 +207,7 @@ def _config(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise InvalidValue(f"the config is no JSON: {error}") from None
+        raise InvalidValue(f"the config must be JSON: {error}") from None
     if not isinstance(values, dict):
         raise InvalidValue('the config must be names and values, such as {"n_layer": 12}, got something else')
     return values

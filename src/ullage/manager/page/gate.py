@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ullage.errors import NoDaemon, NotAllowed, UllageError
-from ullage.manager.page.kept_files import KeptFiles
+from ullage.manager.page.kept_files import StaticCache
 from ullage.manager.page.sessions import Session, Sessions, TooManyTries
 
 _STATIC = Path(__file__).parent / "static"
@@ -40,7 +40,7 @@ _OWN_POLICY = (
 
 class PageGate:
     def __init__(self, app: ASGIApp, sessions: Sessions, port: int, say: Callable[[str], None]) -> None:
-        self._app, self._sessions, self._say = KeptFiles(app), sessions, say
+        self._app, self._sessions, self._say = StaticCache(app), sessions, say
         self._cookie = f"ullage_page_{port}"  # cookies do not distinguish the ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,7 +182,7 @@ def _plain(text: str, status: int) -> Response:
 
 
 def _problem(status: int) -> Response:
-    text = "There is no such page." if status < 500 else "The page failed at this; its log says more."
+    text = "This page does not exist." if status < 500 else "The page failed; see its log."
     return HTMLResponse(
         _document("Ullage", f'<p role="alert">{text}</p><p><a href="/">Back to the GPUs</a></p>'), status
     )

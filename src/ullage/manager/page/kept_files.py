@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _FILES = f"/_nicegui/{nicegui.__version__}/"  # files below it never change while this process lives
 
 
-class KeptFiles:
+class StaticCache:
     """An app that caches the compressed files of another one."""
 
     def __init__(self, app: ASGIApp) -> None:

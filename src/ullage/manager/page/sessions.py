@@ -28,7 +28,7 @@ _CHECK = 3.0  # seconds between two checks of a session's own token
 _TIMEOUT = 10.0  # seconds that the daemon may take to answer
 _WINDOW, _EACH, _ALL = 60.0, 10, 200  # window in seconds, and failures in it: of one address, of all
 _AS_IT_IS = ("logs", "estimate", "estimated")  # orders whose answers contain lines of text
-_WHO = "that is no token of this daemon; `ullage admin token create` prints one"
+_WHO = "this daemon does not know that token; create one with `ullage admin token create`"
 
 
 MakeToken = Callable[[], tuple[str, Callable[[], None]]]
@@ -305,7 +305,7 @@ class KeptSessions:
 
 
 def _mixed(number: str, text: bytes) -> bytes:
-    """Encrypt or decrypt a text. A number is random and used for one text."""
+    """Encrypt or decrypt a text. Its number is random and used once."""
     stream = hashlib.shake_256(b"seal" + number.encode()).digest(len(text))
     return bytes(one ^ other for one, other in zip(text, stream, strict=True))
 

@@ -155,6 +155,6 @@ def _show_place(gpu: dict[str, Any], jobs: list[dict[str, Any]], promise: int) -
             set_width(box("div", "band foreign"), size / total)
         set_width(box("div", "band part job-0"), promise / total)
     now, then = format_bytes(before), format_bytes(before + promise)
-    text = f"GPU {gpu['index']}: {now} of {format_bytes(gpu['total'])} are taken now, {then} with this job."
+    text = f"GPU {gpu['index']}: {now} of {format_bytes(gpu['total'])} are in use now, {then} with this job."
     describe(bands, text)
     words("p", text, "figures")

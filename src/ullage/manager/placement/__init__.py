@@ -5,7 +5,7 @@ Read `plan.py` first: a pass over the queue, from top to bottom.
 """
 
 from ullage.manager.placement.deciding import decide
-from ullage.manager.placement.fairness import Account, UsageAccounts, claimed, faded, fair_order, held, part_of_gpu
+from ullage.manager.placement.fairness import Account, UsageAccounts, claimed, decay, fair_order, held, part_of_gpu
 from ullage.manager.placement.ledger import Ledger
 from ullage.manager.placement.policies import policies
 from ullage.manager.placement.reasons import PassOutcome, Waiting
@@ -35,7 +35,7 @@ __all__ = [
     "claimed",
     "decide",
     "fair_order",
-    "faded",
+    "decay",
     "held",
     "part_of_gpu",
     "policies",

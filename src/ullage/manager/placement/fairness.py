@@ -123,14 +123,14 @@ def claimed(min_speed: float | None, usual: float | None) -> float:
     return max(0.0, (min_speed - usual) / (1.0 - usual))
 
 
-def faded(used: float, seconds: float, half_life: float) -> float:
+def decay(used: float, seconds: float, half_life: float) -> float:
     """Return the weight of GPU-seconds some time after their use; it halves with each half-life."""
     return used * float(0.5 ** (max(seconds, 0.0) / half_life))
 
 
 def held(gpus: float, seconds: float, half_life: float) -> float:
     """Return the weight, at its end, of a time on a number of GPUs; each second decays by itself."""
-    return gpus * half_life / math.log(2.0) * (1.0 - faded(1.0, seconds, half_life))
+    return gpus * half_life / math.log(2.0) * (1.0 - decay(1.0, seconds, half_life))
 
 
 class Account(NamedTuple):
@@ -141,12 +141,12 @@ class Account(NamedTuple):
 
     def worth(self, now: float, half_life: float) -> float:
         """Return its present weight."""
-        return faded(self.used, now - self.at, half_life)
+        return decay(self.used, now - self.at, half_life)
 
     def charged(self, used: float, at: float, half_life: float) -> "Account":
         """Return the account with GPU-seconds added, both weighted at the later of the two times."""
         late = max(at, self.at)
-        return Account(self.worth(late, half_life) + faded(used, late - at, half_life), late)
+        return Account(self.worth(late, half_life) + decay(used, late - at, half_life), late)
 
 
 class UsageAccounts:

@@ -63,9 +63,9 @@ class Ledger:
     def see(self, slots: Iterable[Slot]) -> None:
         """Update measured totals, foreign memory and used memory. Promises stay."""
         for slot in slots:
-            self.see_again(slot)
+            self.update_slot(slot)
 
-    def see_again(self, slot: Slot) -> None:
+    def update_slot(self, slot: Slot) -> None:
         """Update one slot."""
         self._slots[slot.id] = slot
 

@@ -22,7 +22,7 @@ _COMPARED = 64  # suitable GPUs, best rank first, for which speeds are predicted
 
 
 class Refusal(Enum):
-    """Why a GPU does not take a job."""
+    """The reason a GPU rejects a job."""
 
     LOST = auto()
     DRAINED = auto()
@@ -196,7 +196,7 @@ def _choose(
 
 
 def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: PassPlan, rules: Rules, now: float) -> Refusal | None:
-    """Return why the GPU does not take the job now; None if it does."""
+    """Return the reason the GPU rejects the job now; None if it accepts the job."""
     barrier = closed(job, gpu, rules, now)
     if barrier is not None:
         return barrier
@@ -216,7 +216,7 @@ def why_not(job: Job, request: SlotRequest, gpu: Gpu, made: PassPlan, rules: Rul
 
 
 def closed(job: Job, gpu: Gpu, rules: Rules, now: float) -> Refusal | None:
-    """Return why the GPU does not take the job, however much memory is free."""
+    """Return the reason the GPU rejects the job, however much memory is free."""
     slot, count = gpu.slot, gpu.job_count
     if slot.lost:
         return Refusal.LOST

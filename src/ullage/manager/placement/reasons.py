@@ -152,7 +152,7 @@ def _slowed(job: Job, refusals: Refusals, end: PassSummary) -> str | None:
     beside = _jobs([each.id for each in gpu.jobs], end.name)
     who, beside = ("it", beside) if slowed.id == job.id else (f"job {end.name(slowed.id)}", "it")
     why = f" ({both.reason})" if both.reason else ""
-    would = f"on GPU {gpu.slot.index} {who} would run at {both.speed:.0%} of its speed beside {beside}{why}"
+    would = f"on GPU {gpu.slot.index} {who} would run at {both.speed:.0%} of its speed next to {beside}{why}"
     return f"{would}; its --min-speed is {least:.0%}"
 
 
@@ -200,7 +200,7 @@ def _words(job: Job, gpu: Gpu, refusal: Refusal, end: PassSummary) -> str:
         Refusal.UNMEASURED: "cannot be shared: its used memory is not measured",
         Refusal.CROWDED: f"has {gpu.job_count} jobs, the most that are allowed",
         Refusal.KEPT: f"is kept for job {end.name(end.keeper or 0)}, which has waited longer",
-    }.get(refusal, "somebody would be slowed there")
+    }.get(refusal, "would slow a job there")
 
 
 def _later(job: Job, request: SlotRequest, refusals: Refusals, best: Gpu, end: PassSummary) -> str:

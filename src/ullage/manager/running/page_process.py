@@ -145,7 +145,7 @@ def _rights(user: str | None, say: Callable[[str], None]) -> dict[str, Any]:
     if user is None:
         return _least_rights(say) if os.getuid() == 0 else {}
     if os.getuid() != 0:
-        raise InvalidValue("only a daemon of root can give its page another user (user in the table [page])")
+        raise InvalidValue("user in the table [page] must be left out unless root runs the daemon")
     try:
         account = pwd.getpwnam(user)
     except KeyError:
@@ -169,7 +169,7 @@ def _least_rights(say: Callable[[str], None]) -> dict[str, Any]:
             continue
         return _rights_of(user)
     say(
-        "the page runs as root: other users cannot read this Python and its packages. Install them where everybody can "
+        "the page runs as root: other users cannot read this Python and its packages. Install them where all users can "
         f"read ({sys.prefix} or what it leads to is closed), or name a user who can (user in the table [page])"
     )
     return {}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ullage.manager.simulation.trace import JobTrace as JobTrace
     from ullage.manager.simulation.trace import TraceJob as TraceJob
 
-_HOMES = {
+_LAZY_IMPORTS = {
     "JobKind": "trace",
     "JobTrace": "trace",
     "SimulationResult": "result",
@@ -37,5 +37,5 @@ _HOMES = {
     "write_trace": "formats.own",
 }
 
-__all__ = [*_HOMES]
-__getattr__ = loaded_on_first_use(__name__, _HOMES)
+__all__ = [*_LAZY_IMPORTS]
+__getattr__ = loaded_on_first_use(__name__, _LAZY_IMPORTS)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ullage.manager.placement.own_policies import Choice, own_policy
+from ullage.manager.placement.custom_policies import Choice, custom_policy
 from ullage.manager.policy_files import load_policy
 from ullage.manager.simulation import engine
 from ullage.manager.simulation.history import as_it_was, read_history, scenario_of_history, trace_of_history
@@ -53,7 +53,7 @@ def simulate(
     >>> len(result.jobs), result.figures.ooms
     (20, 0)
     """
-    chosen = load_policy(policy) if isinstance(policy, str) else own_policy(policy.__name__, policy)
+    chosen = load_policy(policy) if isinstance(policy, str) else custom_policy(policy.__name__, policy)
     name = policy if isinstance(policy, str) else chosen.name
     scenario = Scenario(gpus=gpus, policy=name, estimator=estimator, sharing=sharing, seed=seed).but(**settings)
     jobs = trace if isinstance(trace, JobTrace) else read_trace(trace, format=format, mix=mix, seed=seed)
@@ -86,7 +86,7 @@ def sweep(
     seeds: int = 1,
     seed: int = 0,
     workers: int = 1,
-    kept: str | Path | None = None,
+    resume: str | Path | None = None,
     **settings: Any,
 ) -> list[SweepRow]:
     """Simulate every combination of settings on the same traces and seeds, with confidence intervals over the seeds.
@@ -97,7 +97,7 @@ def sweep(
         seeds: The number of seeds; each seeds the trace and the simulated world.
         seed: The first seed.
         workers: The number of processes; above 1 a script needs `if __name__ == "__main__":`.
-        kept: A file of figures to reuse; new figures are added to it.
+        resume: A file of figures to reuse; new figures are added to it.
         **settings: As for `simulate`; a list stands for several choices.
 
     Returns:
@@ -118,4 +118,4 @@ def sweep(
     }
     scenarios = variants(Scenario(gpus=choices["gpus"][0]), choices)
     wanted = cases(sources, scenarios, range(seed, seed + seeds))
-    return summarize(wanted, run_cases(wanted, workers, None if kept is None else Path(kept)))
+    return summarize(wanted, run_cases(wanted, workers, None if resume is None else Path(resume)))

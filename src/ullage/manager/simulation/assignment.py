@@ -98,7 +98,7 @@ class Assignment:
         assumptions = [
             f"the trace does not say what its jobs train: known workloads by GPUs times run time, {shares} "
             f"(seed {self.seed}), with their memory on each GPU",
-            "the run time in the trace is taken as the work of a job that has its GPUs to itself",
+            "the run time in the trace counts as the work of a job that has its GPUs to itself",
         ]
         return JobTrace(name, jobs, [*assumptions, *notes])
 

@@ -478,7 +478,7 @@ class _Engine:
                 self.ledger.observe(number, card.id, run.trace_job.kind.memory if taken else None)
         slot = self.gpus[card.index].slot.read_again(used, Activity(smact=smact, age=delay), busy_now)
         slot = replace(slot, lost=card.lost) if slot.lost != card.lost else slot
-        self.ledger.see_again(slot)
+        self.ledger.update_slot(slot)
         self._look_at(card, slot)
 
     def _look_at(self, card: SimulatedCard, slot: Slot | None = None) -> None:

@@ -400,9 +400,9 @@ class _History:
         estimated = sum(each.energy is None and each.cause != RUNNING for each in self._all_attempts)
         assumed = {
             f"of {unknown} jobs the work is unknown: each is assumed to keep a GPU busy all the time": unknown,
-            f"the memory of {guessed} jobs was not measured: they are taken to use what they were promised": guessed,
+            f"the memory of {guessed} jobs was not measured: they are assumed to use their promise": guessed,
             f"the energy of {estimated} attempts was not measured, and is predicted": estimated,
-            "only your own jobs are seen: those of others were beside them": not self.data["all"],
+            "only your own jobs are shown; jobs of other users ran next to them": not self.data["all"],
         }
         return notes + [note for note, holds in assumed.items() if holds]
 

@@ -8,7 +8,7 @@ from typing import Any
 from ullage.hardware import GPU, gpu
 from ullage.manager.placement import Slot, Speeds
 from ullage.manager.simulation.trace import JobKind, Phase
-from ullage.performance.contention import in_company, on_part
+from ullage.performance.contention import mig_step, shared_steps
 from ullage.performance.result import Utilization
 from ullage.performance.sharing import load, share_of_gpu
 
@@ -77,7 +77,7 @@ class Interference:
 
     def _in_company(self, name: str, there: Sequence[int], counts: Sequence[int] | None = None) -> list[float]:
         alone = [self.alone(number, name) for number in there]
-        steps = in_company(alone, self._how, load(), counts)
+        steps = shared_steps(alone, self._how, load(), counts)
         return [min(1.0, job.step_s / step.step_s) for job, step in zip(alone, steps, strict=True)]
 
     def _with_error(self, name: str, there: tuple[int, ...]) -> list[float]:
@@ -93,7 +93,7 @@ class Interference:
         if not self._on:
             return 1.0
         job = self.alone(number, whole.name)
-        return min(1.0, job.step_s / on_part(job, *share_of_gpu(part, whole), load()).step_s)
+        return min(1.0, job.step_s / mig_step(job, *share_of_gpu(part, whole), load()).step_s)
 
 
 def _keep(known: dict[Any, Any], key: object, value: object) -> None:

@@ -304,7 +304,7 @@ def results_of(content: str | bytes, name: str = "this") -> list[SimulationResul
     try:
         return [SimulationResult.from_dict(run) for run in json.loads(content)["runs"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InvalidValue(f"{name} is no file of runs ('ullage simulate --save FILE' writes one)") from None
+        raise InvalidValue(f"{name} must be a file of runs, as 'ullage simulate --save FILE' writes") from None
 
 
 def _of_users(jobs: Sequence[SimulatedJob]) -> list[UserFigures]:
@@ -379,5 +379,5 @@ def _attempts(job: Mapping[str, Any]) -> tuple[SimulatedAttempt, ...]:
 def _known(kind: Any, values: Mapping[str, Any], what: str) -> dict[str, Any]:
     names = kind._fields if hasattr(kind, "_fields") else [spec.name for spec in fields(kind)]
     if missing := [name for name in names if name not in values]:
-        raise InvalidValue(f"this is no {what}: {', '.join(missing)} missing")
+        raise InvalidValue(f"the {what} must have {', '.join(missing)}")
     return {name: values[name] for name in names}

@@ -79,9 +79,7 @@ def read_file(path: str) -> str:
     except OSError as error:
         raise InvalidValue(f"{path} cannot be read: {error.strerror}") from None
     if not content.startswith(b"#!") or len(content) > _LARGEST or b"\0" in content:
-        raise InvalidValue(
-            f"{path} must be a batch script, whose first line begins with #! and that has less than 4 MiB"
-        )
+        raise InvalidValue(f"{path} must be a batch script: the first line begins with #!, and it has less than 4 MiB")
     return content.decode(errors="surrogateescape")
 
 

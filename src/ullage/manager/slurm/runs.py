@@ -79,7 +79,7 @@ class RunStore:
                 os.close(self._lock)
                 raise AlreadyServing(f"another 'ullage slurm watch' runs with {file}") from None
         elif not file.exists():
-            raise InvalidValue(f"nothing was watched yet: there is no {file} (ullage slurm watch)")
+            raise InvalidValue(f"{file} does not exist yet; type: ullage slurm watch")
         self._connection = sqlite3.connect(file, isolation_level="IMMEDIATE", timeout=10.0)
         self._connection.row_factory = sqlite3.Row
         try:

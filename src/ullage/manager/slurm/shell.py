@@ -263,7 +263,7 @@ class _Reader:
         return name, value
 
     def _follow_declaration_command(self, node: Any, state: ShellState) -> None:
-        """`export`, `declare`, `local`, `readonly`."""
+        """Run `export`, `declare`, `local` or `readonly`."""
         words = [text_of(child) for child in node.children if child.type == "word"]
         exports = (
             node.children[0].type == "export"

@@ -95,5 +95,5 @@ def _hurts(needs: Sequence[GpuNeed], how: str, min_speed: float | None) -> str |
             share = f"{sharing.throughput:.2f} times what they do one after the other"
             return f"two such jobs on one {sharing.gpu} do {share}"
         if min_speed is not None and sharing.slowest < min_speed:
-            return f"beside another such job it would have {sharing.slowest:.0%} of its speed"
+            return f"next to another such job it would have {sharing.slowest:.0%} of its speed"
     return None

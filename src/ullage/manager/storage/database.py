@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ullage.errors import InvalidValue, StoreDamaged, StoreFull
+from ullage.errors import DiskFull, InvalidValue, StoreDamaged
 from ullage.manager.storage.schema import MIGRATIONS, TABLES, VERSION
 
 FILE, BACKUPS, JOBS = "state.db", "backups", "jobs"
@@ -91,8 +91,8 @@ class Database:
             raise self._damaged(problem.splitlines()[-1])
         if version not in (VERSION, *MIGRATIONS) and not is_empty:
             raise StoreDamaged(
-                f"{self.file} is no database of this version of Ullage (its version {version}, this one reads "
-                f"{VERSION}); nothing was changed. Install the version that wrote it, or begin anew: "
+                f"{self.file} must be a database of this version of Ullage (it has version {version}, this one reads "
+                f"{VERSION}); nothing was changed. Install the version that wrote it, or start again: "
                 f"{self._aside()} && ullage serve --new-database"
             )
 
@@ -219,13 +219,13 @@ class Database:
             yield
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY):
-                raise StoreFull(
+                raise DiskFull(
                     f"nothing was written: {self.file} cannot grow ({error}). Make room on that disk and try again"
                 ) from error
             raise
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-                raise StoreFull(f"nothing was written: {error.strerror} ({error.filename})") from error
+                raise DiskFull(f"nothing was written: {error.strerror} ({error.filename})") from error
             raise
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
@@ -237,7 +237,7 @@ class Database:
         how = (
             self._going_back(copies[-1], f"{self._aside()} && ")
             if copies
-            else f"There is no copy of it yet. To begin anew: {self._aside()} && ullage serve --new-database"
+            else f"It has no copy yet. To start again: {self._aside()} && ullage serve --new-database"
         )
         return StoreDamaged(f"the database {self.file} is damaged ({problem}); nothing was changed. {how}")
 

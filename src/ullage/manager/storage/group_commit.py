@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from ullage.errors import StoreDamaged, StoreFull, UllageError
+from ullage.errors import DiskFull, StoreDamaged, UllageError
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.storage.changes import Changes
 from ullage.manager.storage.job_store import JobStore
@@ -51,7 +51,7 @@ class GroupCommit:
     async def _all(self, batch: list[_Work]) -> None:
         try:
             await self._in_one(batch)
-        except (StoreFull, StoreDamaged) as error:
+        except (DiskFull, StoreDamaged) as error:
             for _, answer in batch:
                 _refuse(answer, type(error)(str(error)))
         except Exception as error:
@@ -68,7 +68,7 @@ class GroupCommit:
         for work, answer in batch:
             try:
                 done.append((answer, await self._result(work, changes)))
-            except (StoreFull, StoreDamaged):
+            except (DiskFull, StoreDamaged):
                 raise
             except UllageError as error:
                 refused.append((answer, error))

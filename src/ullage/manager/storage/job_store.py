@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from ullage.errors import DamagedRecord, NoSuchJob, UllageError
+from ullage.errors import DamagedRecord, JobNotFound, UllageError
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.placement import Account
 from ullage.manager.storage.changes import Changes, SpecUse
@@ -225,7 +225,7 @@ class JobStore:
             if number in self.history.damaged:
                 raise DamagedRecord(number, self.history.damaged[number])
             if number not in past:
-                raise NoSuchJob(str(number))
+                raise JobNotFound(str(number))
         return [job or past[number] for number, job in zip(numbers, records, strict=True)]
 
     @property

@@ -364,7 +364,7 @@ def _promises(values: dict[str, Any], gpus: Any) -> tuple[int, ...]:
         return ()
     promises = _object(values["promises"], "promises", list)
     if len(promises) != gpus or not all(type(each) is int and each >= 0 for each in promises):
-        raise ValueError(f"promises are no bytes on {gpus} GPUs")
+        raise ValueError(f"promises are not bytes on {gpus} GPUs")
     return tuple(promises)
 
 
@@ -372,9 +372,9 @@ def _object(text: str, name: str, kind: type) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError(f"{name} is no JSON") from None
+        raise ValueError(f"{name} is not JSON") from None
     if not isinstance(value, kind):
-        raise ValueError(f"{name} is no {kind.__name__}")
+        raise ValueError(f"{name} is not a {kind.__name__}")
     return value
 
 

@@ -260,7 +260,7 @@ class _Operator:
             return self.rule(Call(self.func, args, kwargs, self.gpu.spec, inferred))
         plan = inferred()
         if custom.is_custom(self.func):
-            what = f"{self.func} is no operator of PyTorch: its outputs were counted, and nothing else"
+            what = f"{self.func} is not an operator of PyTorch: only its outputs were counted"
             plan.note = "operators", what
         elif _IN_LIBRARIES.match(self.name):
             what = f"{self.func} was counted by its outputs: the workspace of its library is not known"

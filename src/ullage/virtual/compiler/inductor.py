@@ -32,7 +32,7 @@ _SETTINGS = {
     "autotune_local_cache": False,
     "autotune_remote_cache": False,
 }
-_AUTOTUNED = "max-autotune times kernels on the GPU: what that takes is counted; PyTorch's own kernels are taken to win"
+_AUTOTUNED = "max-autotune times kernels on the GPU, which Ullage counts; PyTorch's own kernels are assumed to win"
 _clocks: list[Any] = []  # the running ones
 _BUFFER_OF_TRITON = 256 * MIB  # triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark
 _FOLDERS = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")

@@ -48,7 +48,7 @@ HIDDEN = "cuDNN could not be asked on this card, which is hidden from CUDA: its 
 Plans = tuple[CandidatePlan, ...]
 
 
-class CannotAsk(UllageError):
+class CudnnUnavailable(UllageError):
     """The reason why cuDNN could not be queried."""
 
 
@@ -73,7 +73,7 @@ class CudnnAsker:
             try:
                 self._line.send({"problems": some})
             except OSError:
-                raise CannotAsk("the process that asks has ended") from None
+                raise CudnnUnavailable("the process that asks has ended") from None
             answers += [_plans(each) for each in self._hear("answers", _ANSWER)]
         return answers
 
@@ -96,7 +96,7 @@ class CudnnAsker:
                 command = [*program, ENTRY, str(number), json.dumps(settings)]
                 self._process = start_process(command, file, subprocess.DEVNULL, env, [number], None)
         except OSError as error:
-            raise CannotAsk(f"the process that asks did not start: {error.strerror}") from None
+            raise CudnnUnavailable(f"the process that asks did not start: {error.strerror}") from None
         finally:
             theirs.close()
         self.cudnn = int(self._hear("cudnn", _START))
@@ -106,12 +106,12 @@ class CudnnAsker:
         while select.select([self._line], [], [], seconds)[0]:
             message = self._line.receive()
             if message is None:
-                raise CannotAsk("the process that asks has ended")
+                raise CudnnUnavailable("the process that asks has ended")
             if "error" in message[0]:
-                raise CannotAsk(message[0]["error"])
+                raise CudnnUnavailable(message[0]["error"])
             if name in message[0]:
                 return message[0][name]
-        raise CannotAsk(f"the process that asks gave no answer in {seconds:.0f} s")
+        raise CudnnUnavailable(f"the process that asks gave no answer in {seconds:.0f} s")
 
 
 def _plans(values: Any) -> Plans | None:
@@ -180,8 +180,8 @@ class Answers:
         try:
             answers = self._asker.ask(problems)
             if self._asker.cudnn != self.cudnn:
-                raise CannotAsk(f"cuDNN must be {self.cudnn}, got {self._asker.cudnn} in the process that asks")
-        except CannotAsk as error:
+                raise CudnnUnavailable(f"cuDNN must be {self.cudnn}, got {self._asker.cudnn} in the process that asks")
+        except CudnnUnavailable as error:
             self.failed = str(error)
             return False
         self._known |= zip(problems, answers, strict=True)

@@ -21,7 +21,7 @@ from ullage.units import MIB
 from ullage.virtual.call.replacements import Replacements
 from ullage.virtual.state import GPUState
 
-_LIKE_ANOTHER = "recv_object_list: what another rank sends was taken to be like what the first one, or this one, sends"
+_LIKE_ANOTHER = "recv_object_list: objects of another rank are assumed to be like those of the first one, or this one"
 _FROM_ANOTHER = "{what}: what another rank sends is not known; the objects stayed as they were"
 _TO_ONE = "to one"
 _MOST_KEPT = 4 * MIB  # bytes of objects that are kept for other ranks
@@ -53,7 +53,7 @@ class ObjectMessages:
                 received: list[Any] = pickle.loads(known[_TO_ONE][-1])
                 return received
         self.waits = True
-        raise UnsupportedOperation("this rank waits for objects of another one, which nobody sends")
+        raise UnsupportedOperation("this rank waits for objects of another one, which no rank sends")
 
     def tell(self, what: str, objects: list[Any]) -> None:
         """Record objects that this rank sends to all ranks of a group."""

@@ -42,7 +42,7 @@ def _batch(tensor: torch.Tensor) -> int:
     return math.prod(tensor.shape[:-2])
 
 
-_FITTED = ("solvers", "what cuSOLVER takes follows fitted formulas; what MAGMA takes beside PyTorch is not counted")
+_FITTED = ("solvers", "cuSOLVER's memory follows fitted formulas; MAGMA's memory outside PyTorch is not counted")
 
 
 def _plan(steps: Steps, *outputs: Output) -> Plan:

@@ -91,10 +91,10 @@ def read_header(filename: Any) -> dict[str, Any]:
     with open(filename, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > os.path.getsize(filename):
-            raise ValueError(f"{filename} is no file of safetensors")
+            raise ValueError(f"{filename} must be a safetensors file")
         header = json.loads(file.read(length))
     if not isinstance(header, dict):
-        raise ValueError(f"{filename} is no file of safetensors")
+        raise ValueError(f"{filename} must be a safetensors file")
     return header
 
 

@@ -117,7 +117,7 @@ _Stream: Any = torch.Stream
 
 
 _RECORDED = (
-    "record_stream: memory was taken to be free again when the stream would have come so far, with the times of the "
+    "record_stream: memory is assumed to be free again when the stream would have come so far, with the times of the "
     f"data sheet and {LAUNCH * 1e6:.0f} microseconds of the host for a launch; the bound holds for a GPU that is as "
     "far behind as it can be"
 )

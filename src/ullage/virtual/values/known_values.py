@@ -23,7 +23,7 @@ from ullage.virtual.call.native import storage_of
 from ullage.virtual.call.plan import span_of_elements
 from ullage.virtual.memory.deferred_cpu import Host
 from ullage.virtual.memory.tensors import DeviceMemory
-from ullage.virtual.values.unknown_branches import SupposedFlags, working_answer
+from ullage.virtual.values.unknown_branches import AssumedFlags, working_answer
 
 LARGEST_KNOWN = 65536  # elements that are computed; lengths and positions are smaller
 LARGEST_MASK = 1 << 19  # flags and whole numbers that are computed: a mask of 700 by 700 pairs, the tokens of a batch
@@ -91,7 +91,7 @@ class KnownValues:
     def __init__(self, memory: DeviceMemory, host: Host, note: Callable[[str, str], None]) -> None:
         self._memory, self._host, self._note = memory, host, note
         self._supposing = False  # whether any value followed from an assumed one
-        self._flags = SupposedFlags()
+        self._flags = AssumedFlags()
         self._random = torch.Generator(device=_CPU)
         self.steps: Callable[[], int] = lambda: 0  # the number of training steps so far
 

@@ -30,7 +30,7 @@ def working_answer() -> bool | None:
     return None if place is None else _answer_at(*place, False)
 
 
-class SupposedFlags:
+class AssumedFlags:
     """Answers to flags that depend on assumed numbers.
 
     Such a flag would never change, so a loop does not begin another round for it. A loop that has trained since it last

@@ -23,10 +23,10 @@ class MemoryConverged(BaseException):
 
 class ConvergenceWatch:
     """Watches a run until its requests repeat; pass `after_step` to `Progress.on_step`. It watches `steps` to
-    `MOST_STEPS` optimizer steps; `foresee` (`Progress.foresee`) may extrapolate the last of `steps`."""
+    `MOST_STEPS` optimizer steps; `extrapolate` (`Progress.extrapolate`) may extrapolate the last of `steps`."""
 
-    def __init__(self, gpu: GPUState, steps: int = 3, foresee: Callable[[], bool] | None = None) -> None:
-        self._gpu, self._foresee = gpu, foresee
+    def __init__(self, gpu: GPUState, steps: int = 3, extrapolate: Callable[[], bool] | None = None) -> None:
+        self._gpu, self._extrapolate = gpu, extrapolate
         self._steps, self._most_steps = steps, max(steps, MOST_STEPS)
         self._marks: list[int] = [len(gpu.memory.requests)]
         self._in_use: list[int] = [0]
@@ -35,7 +35,7 @@ class ConvergenceWatch:
     def after_step(self) -> None:
         """Call after an optimizer step; raise `MemoryConverged` if later steps need no more memory."""
         settled = self.is_settled()
-        if not settled and len(self._marks) == self._steps and self._foresee is not None and self._foresee():
+        if not settled and len(self._marks) == self._steps and self._extrapolate is not None and self._extrapolate():
             settled = self.is_settled()
             assert settled, "a step that was foreseen can be repeated"
         if settled:

@@ -83,7 +83,7 @@ class OwnLoop:
         self._model, self._trusted = None, False
         self._ends.clear()
 
-    def foresee(self) -> bool:
+    def extrapolate(self) -> bool:
         """Make the requests, calls and notes of the next step if they are known; return whether they were."""
         steps = len(self._ends)
         if steps < 2 or steps != len(self._begins) or not self._has_alike_iterations() or not self._left_nothing():

@@ -55,9 +55,9 @@ class Progress:
         if self.on_step is not None:
             self.on_step()
 
-    def foresee(self) -> bool:
+    def extrapolate(self) -> bool:
         """Extrapolate the next step if it is known; return whether it was known."""
-        if self.loop is None or not self.loop.foresee():
+        if self.loop is None or not self.loop.extrapolate():
             return False
         self._count_step()
         return True

@@ -193,7 +193,7 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
 
 
 def _notes(card: dict[str, Any], gpu: GPU) -> list[str]:
-    notes = ["a closed formula over totals, corrected by trained trees; what it reserves is not told apart into parts"]
+    notes = ["a closed formula over totals, corrected by trained trees; its reserved memory has no parts"]
     unseen = card.get("real", {})
     if unseen:
         notes.append(

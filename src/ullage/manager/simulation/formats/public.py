@@ -155,7 +155,7 @@ PHILLY = TraceFormat(
 )
 ALIBABA_2020 = TraceFormat(
     "alibaba2020",
-    "Alibaba PAI 2020, pai_task_table.csv, with pai_job_table.csv beside it",
+    "Alibaba PAI 2020, pai_task_table.csv, with pai_job_table.csv next to it",
     _is_pai,
     _read_pai,
     ("pai_task_table.csv",),

@@ -69,7 +69,7 @@ class GpuView:
         return f"GpuView(index={slot.index}, name={slot.name!r}, free={self.free}, count={self.count})"
 
 
-def own_policy(name: str, function: Choice) -> Policy:
+def custom_policy(name: str, function: Choice) -> Policy:
     """Return a policy that calls a function. The first line of its docstring is the summary."""
     given = {trait: value for trait, value in vars(function).items() if not trait.startswith("_")}
     for trait, value in given.items():
