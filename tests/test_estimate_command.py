@@ -59,7 +59,7 @@ def test_a_gpu_that_nobody_named_is_an_assumption(type_in, monkeypatch):
     _, out, _ = type_in(*words)
     assert "the GPU defaults to H200; name another with --gpu NAME" in " ".join(out.split())
     assert json.loads(type_in(*words, "--json")[1])["gpu_assumed"] is True
-    assert "no GPU was named" not in type_in(*words, "--gpu", "H200")[1]
+    assert "GPU defaults to" not in type_in(*words, "--gpu", "H200")[1]
     monkeypatch.setattr("ullage.hardware.lookup.local_gpus", lambda: [gpu("T4")])
     assert "the GPU defaults to T4" in " ".join(type_in(*words)[1].split())
 

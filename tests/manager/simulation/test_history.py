@@ -163,7 +163,7 @@ def test_nothing_known_of_a_job_is_said():
         told(job(1, unknown, work=None), job(2, unknown | {"exclusive": True}, work=None, promise=None))
     )
     assert [each.kind.memory for each in found.jobs] == [8 * GIB, 140 * GIB]
-    for ending in ("busy all the time", "what they were promised", "and is predicted"):
+    for ending in ("busy all the time", "use their promise", "and is predicted"):
         assert any(note.endswith(ending) for note in found.notes)
 
 

@@ -76,7 +76,7 @@ class _Run:
         self.state = "preparing"  # then "ready", "running", with turns "paused", "reading", "answered", at last "ended"
         self.since = time.monotonic()
         self.promised = 0  # of the GPU's memory
-        self.in_company = False  # others ran at the same time, or before it in its process
+        self.is_shared = False  # others ran at the same time, or before it in its process
         self.is_late = False
         self.paused_at = ""
         self.turns = 0  # that it had with this row
@@ -85,7 +85,7 @@ class _Run:
 
     def take(self, row: Row) -> None:
         """Continue with another row. The memory of the last one is freed when this one is ready."""
-        self.row, self.in_company, self.is_told, self.may_go_on, self.turns = row, True, False, False, 0
+        self.row, self.is_shared, self.is_told, self.may_go_on, self.turns = row, True, False, False, 0
         self.enter("preparing")
         self.child.go_on(json.dumps(row))
 
@@ -136,7 +136,7 @@ class ParallelRuns:
         gc.freeze()  # children would copy every page that the collector marks
         try:
             for run, answer in self._all(deque(rows), self.at_once, self.kind):
-                if run.in_company and self.retry(answer):
+                if run.is_shared and self.retry(answer):
                     again.append(run.row)
                 else:
                     yield run.row, answer
@@ -183,9 +183,9 @@ class ParallelRuns:
             promised = sum(self.kind.before_run + other.promised for other in self._runs)
             if any(other.promised for other in self._runs) and promised + wanted > self.total:
                 continue
-            run.promised, run.in_company = wanted, run.in_company or bool(others)
+            run.promised, run.is_shared = wanted, run.is_shared or bool(others)
             for other in others:
-                other.in_company = True
+                other.is_shared = True
             self._let(run, "running")
 
     def _give_turn(self) -> None:
