@@ -54,7 +54,7 @@ def test_how_long_a_training_takes_and_what_it_costs(type_in, tmp_path):
         assert code == 2 and said in " ".join(err.split())
 
 
-def test_a_gpu_that_nobody_named_is_an_assumption(type_in, monkeypatch):
+def test_a_default_gpu_is_an_assumption(type_in, monkeypatch):
     words = ["estimate", "mine.py:model", "-b", "1", "--input-shape", "3,32,32"]
     _, out, _ = type_in(*words)
     assert "the GPU defaults to H200; name another with --gpu NAME" in " ".join(out.split())
@@ -69,7 +69,7 @@ def test_an_unknown_gpu_names_the_command_that_lists_them(type_in):
     assert code == 2 and len(err) < 200 and "'ullage gpus' lists all" in err
 
 
-def test_what_does_not_fit_is_an_answer_too(type_in):
+def test_a_job_that_does_not_fit_gets_an_answer(type_in):
     code, out, _ = type_in("estimate", "torchvision:resnet18", "-b", "4096", "-g", "RTX-2060", "--json")
     assert code == 0 and not json.loads(out)["fits"]
 
@@ -218,7 +218,7 @@ def test_a_missing_script_is_one_line(type_in, command):
     assert code == 2 and not out and "no_such_script.py does not exist" in err and len(err.splitlines()) == 1
 
 
-def test_what_follows_module_is_no_script(tmp_path, monkeypatch):
+def test_a_word_after_module_is_not_a_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "named.py").write_text("print('no training')")
     words = [sys.executable, "-m", "ullage", "estimate", "other.py", "--module"]

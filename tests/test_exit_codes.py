@@ -112,7 +112,7 @@ WITHOUT_A_DAEMON = [
 
 
 @pytest.mark.parametrize("line", WITHOUT_A_DAEMON)
-def test_what_needs_a_daemon_fails_with_1_without_one(type_in, line):
+def test_commands_without_a_daemon_fail_with_1(type_in, line):
     code, said = type_in(line)
     assert code == 1 and said == "ullage: no daemon is running: start it with `ullage serve`\n"
 

@@ -90,7 +90,7 @@ def test_a_function_gets_the_number_as_its_parameter():
 
 
 @pytest.mark.slow
-def test_data_that_is_smaller_than_the_batch_is_told():
+def test_data_smaller_than_the_batch_is_reported():
     def train(batch):
         torch.empty(min(batch, 100) << 20, device="cuda")
 

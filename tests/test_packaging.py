@@ -109,7 +109,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_type(tmp_path: Path, word
         ["estimate", "ullage_lab.networks.generated:mlp"],
     ],
 )
-def test_what_the_lab_has_says_that_it_is_missing(tmp_path: Path, words: list[str]) -> None:
+def test_commands_of_the_lab_report_that_it_is_missing(tmp_path: Path, words: list[str]) -> None:
     done = without_extras(tmp_path, *words)
     assert done.returncode in (1, 2)
     assert done.stderr.count("\n") == 1 and "pip install ./lab  # in a clone of Ullage" in done.stderr, done.stderr

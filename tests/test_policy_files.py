@@ -45,9 +45,7 @@ def test_a_file_may_import_neighbours_and_define_anything(tmp_path: Path) -> Non
         ("raise SystemExit(3)\n", "choose", InvalidValue, "SystemExit: 3"),
     ],
 )
-def test_what_is_wrong_is_one_message(
-    tmp_path: Path, text: str, name: str, kind: type[UllageError], message: str
-) -> None:
+def test_a_mistake_is_one_message(tmp_path: Path, text: str, name: str, kind: type[UllageError], message: str) -> None:
     with pytest.raises(kind) as raised:
         load_policy(f"{written(tmp_path, text)}:{name}")
     assert message in str(raised.value) and "mine.py" in str(raised.value)

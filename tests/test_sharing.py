@@ -113,7 +113,7 @@ def test_time_slicing_costs_a_job_that_asks_for_single_numbers() -> None:
     assert "waits for the GPU 80 times" in sliced.jobs[0].reason
 
 
-def test_short_kernels_suffer_beside_long_ones() -> None:
+def test_short_kernels_suffer_next_to_long_ones() -> None:
     """Under MPS a kernel waits for those that came before it, as far as they fill the SMs."""
     short, long = (job(gpu_s=0.016, smact=0.6, kernels=kernels) for kernels in (2000, 40))
     mixed = share_of([short, long], H200, "mps").jobs
@@ -224,7 +224,7 @@ def test_a_step_without_kernels_has_no_groups() -> None:
     assert groups_of([], np.zeros(0), np.zeros(0), np.zeros(0)) == []
 
 
-def test_a_mig_instance_is_as_fast_whoever_is_beside_it() -> None:
+def test_a_mig_instance_is_not_slowed_by_neighbours() -> None:
     pairs = [share_of([FULL, partner], H200, "mig") for partner in (FULL, job())]
     assert pairs[0].profile == "3g.71gb" and pairs[0].jobs[0] == pairs[1].jobs[0]
     assert pairs[1].jobs[1].speed > 0.9 > 0.6 > pairs[0].jobs[0].speed > 60 / 132 - 0.05
@@ -243,7 +243,7 @@ def test_memory_fits_together_or_into_each_instance() -> None:
     assert [one.memory for one in share_of(pair, H200, memory=[3 * gib, 4 * gib]).jobs] == [3 * gib, 4 * gib]
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_mistakes_are_refused() -> None:
     with pytest.raises(UnknownName, match="no way of sharing named 'msp'; did you mean 'mps'"):
         share_of([FULL], H200, "msp")
     with pytest.raises(UnknownName, match="no MIG instance of H200 named '3g.20gb'"):
@@ -274,7 +274,7 @@ def test_figures_that_cannot_be_read_are_named(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_host_copies_is_not_hidden_behind_the_others(way: str) -> None:
+def test_host_copies_are_not_hidden_by_other_jobs(way: str) -> None:
     """Of two jobs that are as busy, the one whose host copies meanwhile has nothing else to do while the GPU works."""
     launching, copying = job(gpu_s=0.014, smact=0.6), job(gpu_s=0.014, smact=0.6, copy_s=0.005)
     others = [FULL] * (1 if way != "mig" else 6)
@@ -298,7 +298,7 @@ def test_rules_can_be_given() -> None:
         ("waits", None),
     ],
 )
-def test_what_somebody_wrote_down_wrongly_is_one_message(name, value):
+def test_a_wrong_value_is_one_message(name, value):
     good = job().to_dict()
     assert Utilization.from_dict(good) == job()
     with pytest.raises(InvalidValue, match="invalid utilization: .* must be"):

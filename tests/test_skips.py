@@ -73,7 +73,7 @@ def test_a_skip_of_a_category_that_is_not_allowed_fails_the_run(run):
         "import pytest\n@pytest.fixture\ndef made(): pytest.skip('some reason')\ndef test_new(made): pass",
     ],
 )
-def test_a_skip_that_nobody_expects_fails_the_run(run, skipped, beside):
+def test_an_unexpected_skip_fails_the_run(run, skipped, beside):
     code, lines = run(skipped, beside)
     assert code == 1
     assert any(line.endswith(": some reason (not in expected_skips.toml)") for line in lines)

@@ -75,7 +75,7 @@ def test_options_without_effect_are_accepted() -> None:
         ("roundup_power2_divisions:[256:2", "closing bracket"),
     ],
 )
-def test_what_pytorch_refuses_is_refused_in_one_sentence(text: str, words: str) -> None:
+def test_refusals_of_pytorch_are_one_sentence(text: str, words: str) -> None:
     with pytest.raises(AllocatorConfigError, match=words):
         parse(text)
 

@@ -143,7 +143,7 @@ def test_gpus_to_compare(text, least):
 
 
 @pytest.mark.parametrize("affordable", [0, 3])
-def test_what_there_is_no_time_for_is_said(affordable) -> None:
+def test_skipped_work_is_reported(affordable) -> None:
     job, card, tried = Job(batch_size=400, precision="amp_fp16"), gpu("T4"), []
     answer = formula(job, card)
 

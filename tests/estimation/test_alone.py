@@ -365,7 +365,7 @@ def test_a_file_of_something_else_is_refused_and_unchanged(followed, tmp_path, n
     assert mine.read_bytes() == before
 
 
-def test_too_few_runs_are_told(timed):
+def test_too_few_runs_are_reported(timed):
     with pytest.raises(InvalidValue, match="fitting needs at least 10 runs"):
         fitting.fit(timed, [])
 

@@ -152,7 +152,7 @@ def test_the_gpu_waits_for_what_it_needs_at_once():
     assert waited("forward", ("forward", TWO_SECONDS, 0, 0), 0, "forward") == pytest.approx(2, rel=0.01)
 
 
-def test_what_is_computed_meanwhile_is_not_waited_for():
+def test_concurrent_computation_adds_no_wait():
     gather = ("forward", TWO_SECONDS, 0, 0)
     assert waited(gather, "forward", 0, "forward") == pytest.approx(1, rel=0.01)
     assert waited(gather, "forward", "forward", "forward", 0) == 0

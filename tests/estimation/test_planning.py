@@ -97,7 +97,7 @@ def test_every_number_of_gpus_is_tried_in_every_way(found):
     assert all(row.fits for row in found.rows if (row.gpus, row.strategy) not in [(4, "tp"), (2, "pp"), (4, "pp")])
 
 
-def test_what_cannot_run_says_why(found):
+def test_plans_that_cannot_run_give_a_reason(found):
     assert "num_key_value_heads" in row(found, 4, "tp").why_not
     assert "num_key_value_heads" in str(found) and "a pipeline of 4 stages needs at least 4 layers" in str(found)
 

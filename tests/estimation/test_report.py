@@ -67,7 +67,7 @@ def printed(show, *args) -> str:
     return out.getvalue()
 
 
-def test_the_verdict_comes_first_and_everything_is_said():
+def test_the_verdict_comes_first_and_the_report_is_complete():
     text = printed(print_report, example())
     assert text.splitlines()[:2] == ["torchvision:resnet50", "✓ fits on A100-40GB: 14.0 of 40.0 GiB, 26.0 GiB free"]
     assert all(name in text for name in example().breakdown) and "At the peak (backward pass, step 2):" in text
@@ -186,7 +186,7 @@ def test_json_and_back():
         (example().to_dict() | {"schema_version": 99}, "newer Ullage"),
     ],
 )
-def test_what_is_no_estimate_is_said(values, said):
+def test_invalid_estimates_are_refused(values, said):
     with pytest.raises(InvalidValue, match=said):
         Estimate.from_dict(values)
 

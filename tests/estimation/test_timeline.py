@@ -74,7 +74,7 @@ def test_one_launch_after_the_other_on_both_sides():
     assert several.host_factor(host, gpu_s, several.end(1.7 * host, gpu_s)) == pytest.approx(1.7, rel=0.01)
 
 
-def test_all_that_the_host_does_is_somewhere_in_its_step():
+def test_the_step_has_all_host_work():
     back = {**CALLS[SUM], "pass": "backward"}
     lists = {
         "operator": "aten._foreach_add_.List",

@@ -174,7 +174,7 @@ def test_a_step_is_not_quicker_than_its_input():
     assert "The data loader is not a part of it." in str(STEP) and "data loader" not in str(quick)
 
 
-def test_what_limits_a_step_is_said():
+def test_the_limit_of_a_step_is_reported():
     assert STEP.limit_words == "the GPU: it works 80% of the step"
     assert replace(STEP, gpu_s=0.03, host_s=0.1).limit_words == "the host: the GPU waits for it 70% of the step"
     assert "Not measured on A100-40GB" in str(STEP) and "Not measured" not in str(replace(STEP, measured=True))
@@ -226,7 +226,7 @@ def test_a_file_of_prices_that_makes_no_sense_is_refused(tmp_path, text, said):
         ({"samples": 10, "prices": "nowhere.toml"}, "cannot read the prices in nowhere.toml: No such file"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_before_anything_runs(options, said):
+def test_impossible_requests_are_refused_before_any_run(options, said):
     with pytest.raises(ullage.UllageError, match=said):
         ullage.estimate("torchvision:resnet18", gpu="H200", training=ullage.Training(**options))
 

@@ -93,7 +93,7 @@ def test_known_cards_keep_their_figures_and_order() -> None:
     assert nvml.open == 0
 
 
-def test_the_name_before_drivers_said_nvidia() -> None:
+def test_the_name_without_nvidia_of_older_drivers() -> None:
     assert local_gpus(FakeNVML([FakeDevice("A100-SXM4-40GB", 40960 * MIB)])) == [gpu("A100-40GB")]
 
 

@@ -75,7 +75,7 @@ def test_without_a_base_the_generation_fills_in(card_file: Path) -> None:
         ('compute_capability = "8.0"', "has neither memory nor base"),
     ],
 )
-def test_a_mistake_is_said_with_its_file(card_file: Path, text: str, said: str) -> None:
+def test_a_mistake_is_reported_with_its_file(card_file: Path, text: str, said: str) -> None:
     card_file.write_text(text)
     with pytest.raises(InvalidValue) as error:
         gpu(str(card_file))

@@ -91,7 +91,7 @@ def test_a_config_in_the_cache_needs_no_hub(hub):
         ("org/own-code", ["trust_remote_code=True"]),
     ],
 )
-def test_what_the_hub_refuses_is_said_in_one_line(name, words):
+def test_a_refusal_of_the_hub_is_one_line(name, words):
     with pytest.raises(InvalidValue) as caught:
         ullage.estimate(ullage.Model(f"hf:{name}", **SIZE), gpu="RTX-4090")
     assert "\n" not in str(caught.value) and all(word in str(caught.value) for word in words)
@@ -134,7 +134,7 @@ def test_commands_take_such_names():
     assert any("LoRA of rank 4" in note for note in json.loads(done.stdout)["notes"])
 
 
-def test_adapters_stay_in_32_bits_and_go_where_they_are_told():
+def test_adapters_stay_in_32_bits_at_the_named_modules():
     make_torchvision_importable()  # which peft imports
     pytest.importorskip("peft")
     everywhere = ullage.estimate(ullage.Model("hf:org/tiny", lora=8, **SIZE), gpu="RTX-4090")

@@ -169,7 +169,7 @@ def test_a_bad_toml_file_gets_one_message_with_its_line(write, content, said):
     assert message(write("job.toml", content)).startswith(said)
 
 
-def test_what_is_no_job_file(tmp_path, write):
+def test_invalid_job_files_are_refused(tmp_path, write):
     assert "does not exist" in message(tmp_path / "none.toml")
     assert "must end in .toml or .rad" in message(write("job.yaml", "command: a"))
     (tmp_path / "folder.rad").mkdir()

@@ -63,7 +63,7 @@ def test_layers_and_samples_are_shared_as_evenly_as_can_be():
         microbatches(3, 4)
 
 
-def test_what_cannot_be_cut_says_so():
+def test_layers_that_cannot_be_cut_are_reported():
     refused = {"torchvision:alexnet": {}, "hf:ViTForImageClassification": {"settings": {"num_hidden_layers": 2}}}
     for name, more in refused.items():
         configuration, model, task = prepared(name, **more)

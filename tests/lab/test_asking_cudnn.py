@@ -70,7 +70,7 @@ def test_a_file_that_holds_no_answers_is_left_as_it_is(tmp_path: Path) -> None:
         assert diary.read_text() == text
 
 
-def test_what_was_asked_is_not_asked_again(tmp_path: Path) -> None:
+def test_stored_answers_are_not_computed_again(tmp_path: Path) -> None:
     path, problems = tmp_path / "plans.jsonl", drawing.problems_of(LAYER, 2, "f32", "c")
     row = {"problem": problems[0], "candidates": [CandidatePlan(1, 0, 512)]}
     path.write_text(json.dumps(row) + "\n" + json.dumps({"problem": problems[1]})[:20])  # the last line was cut off

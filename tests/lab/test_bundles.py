@@ -38,7 +38,7 @@ def test_a_bundle_without_an_answer_has_none_for_its_runs() -> None:
     assert [answer for _, answer in untied(parcel, {"failed": "killed"})] == [None, None]
 
 
-def test_what_a_bundle_leaves_undone_gets_a_fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_rest_of_a_bundle_gets_a_fresh_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One bundle stops in the middle, one dies; every run is answered all the same, the rest each by a process."""
 
     def in_bundle(order: dict[str, Any], pause: Any) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def test_the_process_peak_counts_after_memory_was_returned(tmp_path: Path) -> No
         ("failed", {"classes": None, "input": [5]}),
     ],
 )
-def test_what_is_dropped_has_a_reason(tmp_path: Path, reason: str, changes: dict[str, Any]) -> None:
+def test_dropped_rows_have_a_reason(tmp_path: Path, reason: str, changes: dict[str, Any]) -> None:
     rows, report = cleaned(measured(tmp_path / "m.jsonl", [mlp(1), mlp(2, **changes)]))
     assert [row["id"] for row in rows] == ["mlp-1-00001"]
     assert report.counts == {reason: 1}
@@ -331,7 +331,7 @@ def test_the_command_writes_the_file_and_tells_what_was_dropped(tmp_path: Path) 
     assert json.loads(again.stdout)["kept"] == 2
 
 
-def test_nothing_left_and_files_that_are_none_are_said(tmp_path: Path) -> None:
+def test_empty_results_and_invalid_files_are_reported(tmp_path: Path) -> None:
     file = measured(tmp_path / "m.jsonl", [mlp(2, failed="killed")])
     told = CliRunner().invoke(app, ["lab", "data", "clean", str(file), "--out", str(tmp_path / "x.parquet")])
     assert told.exit_code == 1 and "nothing is left" in str(told.exception or told.output)

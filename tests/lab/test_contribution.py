@@ -259,6 +259,6 @@ def test_the_measured_context_serves_as_a_card_of_ones_own(tmp_path):
     assert not card.context_measured, "the kernels were not"
 
 
-def test_nvml_that_hides_processes_is_said():
+def test_hidden_processes_of_nvml_are_reported():
     with ullage.virtual_gpu("A100-40GB"), pytest.raises(RuntimeError, match="NVML does not say"):
         machine.context_here({}, lambda: None)

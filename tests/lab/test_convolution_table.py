@@ -137,7 +137,7 @@ def test_a_method_is_only_named_where_it_applies():
     assert [formula.buffer == WINOGRAD for formula in trials.nearest_formulas(part_of(rows))] == [True, False]
 
 
-def test_trees_that_are_added_vote_beside_those_that_there_are(tmp_path, monkeypatch):
+def test_added_trees_vote_with_the_existing_ones(tmp_path, monkeypatch):
     asked = [problem(batch, 16, 16, side=24) for batch in (1, 2, 32, 64)]
     shutil.copy(workspaces.DATA_FOLDER / workspaces.TRIAL_TREES, tmp_path)
     monkeypatch.setattr(workspaces, "DATA_FOLDER", tmp_path)

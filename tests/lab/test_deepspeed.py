@@ -64,7 +64,7 @@ def test_parameters_that_are_shared_count_once() -> None:
     "options",
     [{"stage": 4}, {"gpus": 0}, {"stage": 1, "offload": True}, {"stage": 2, "offload_params": True}, {"stage": 3}],
 )
-def test_what_zero_does_not_have_is_refused(options: dict[str, int]) -> None:
+def test_options_that_zero_lacks_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(InvalidValue):
         model_states(10**6, **options)  # type: ignore[arg-type]
 

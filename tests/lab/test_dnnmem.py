@@ -58,7 +58,7 @@ def test_the_allocator_rounds_and_nothing_is_left() -> None:
     assert (walk.allocator.peak_allocated, walk.allocator.peak_reserved) == (512, 2 * MB)
 
 
-def test_inference_frees_what_nobody_reads_any_more() -> None:
+def test_inference_frees_values_after_their_last_use() -> None:
     training, inference = TrainingWalk(chain()), TrainingWalk(chain())
     training.run(states=0)
     inference.run(states=0, training=False)

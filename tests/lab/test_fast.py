@@ -54,7 +54,7 @@ def test_fast_has_a_bound_that_was_calibrated() -> None:
     assert card["real"]["jobs"] > 100
 
 
-def test_another_gpu_is_said_to_be_another_one() -> None:
+def test_another_gpu_is_reported() -> None:
     e = find("fast").estimate(JobRequest(MLP), gpu("A100-40GB"))
     assert any("trained on an H200" in note for note in e.notes)
 

@@ -53,7 +53,7 @@ def test_equal_seeds_give_equal_rows_and_larger_sets_extend_them(family: str) ->
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_was_counted_is_what_the_model_has(family: str) -> None:
+def test_counted_parameters_are_those_of_the_model(family: str) -> None:
     for row in small(family, 40):
         configuration = Model.from_row(row)
         model, task = prepare(configuration)
@@ -115,7 +115,7 @@ def test_all_forms_are_drawn() -> None:
     assert {row["settings"]["conv1d"] for row in rows} == {True, False}
 
 
-def test_nothing_feasible_is_said() -> None:
+def test_an_infeasible_search_is_reported() -> None:
     with pytest.raises(InvalidValue, match="no feasible cnn in 3000 draws"):
         draw("cnn", 0, 0, DEFAULTS["cnn"], DrawingLimits(memory=GIB // 8))
     with pytest.raises(InvalidValue, match="no feasible mlp"):

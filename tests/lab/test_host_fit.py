@@ -70,7 +70,7 @@ def test_operator_and_pass_times_are_fitted_to_all_machines():
     assert host_time(slower, others[0].work) == pytest.approx(others[0].host_s, rel=0.05)
 
 
-def test_an_operator_that_nobody_knows_takes_what_is_usual():
+def test_an_unknown_operator_needs_the_usual_memory():
     step = StepCalls(calls=[call("frobnicate.default", "backward")], order=[0] * 7, steady=True)
     rates = replace(load(), host={}, host_calls={"backward": 1e-3, "forward": 1.0, "backward mm": 5.0})
     assert host_time(rates, StepWork.of(step)) == pytest.approx(7e-3)

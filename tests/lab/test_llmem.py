@@ -79,7 +79,7 @@ def test_a_model_by_its_name() -> None:
         ({"lora": 8}, "all weights"),
     ],
 )
-def test_what_it_does_not_support_is_said(options: dict[str, object], reason: str) -> None:
+def test_unsupported_options_give_a_reason(options: dict[str, object], reason: str) -> None:
     values = {"name": "hf:GPT2LMHeadModel", "batch_size": 2, "precision": "amp_bf16", "checkpointing": True} | options
     answer = find("llmem").supports(JobRequest(Model(**values)))  # type: ignore[arg-type]
     assert answer is not None and reason in answer

@@ -245,7 +245,7 @@ def test_the_hosts_time_leaves_out_what_it_waits_for_the_gpu(precision: str, mon
     assert 0 < found["host_s"] < 3600 and len(hours) > 3
 
 
-def test_the_hosts_time_is_told_by_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hosts_time_is_reported_by_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward pass of two hours, a backward pass of three, an optimizer of five."""
     row = next(generate("mlp", 1, 2, SMALL)) | {"precision": "fp32", "opt": "sgd", "seconds": 0.2}
     clock, hours = time.perf_counter, [0]

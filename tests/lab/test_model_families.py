@@ -98,7 +98,7 @@ def test_every_drawn_model_is_of_the_family_it_is_listed_under() -> None:
         assert family_of(real_models._of_text(chance, family)).name == family
 
 
-def test_what_a_run_costs_is_counted_off_its_model() -> None:
+def test_the_cost_of_a_run_comes_from_its_model() -> None:
     found = counted({"model": "mlp:x", "widths": [64, 32, 8]})
     assert found is not None and found.parameters == 64 * 32 + 32 + 32 * 8 + 8
     assert found.flops == 2 * (64 * 32 + 32 * 8)

@@ -60,7 +60,7 @@ def test_one_that_needs_more_than_the_card_runs_alone() -> None:
     assert len(found) == 3
 
 
-def test_a_run_over_its_time_is_killed_and_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_over_its_time_is_killed_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour passes as soon as one hangs."""
     hangs = tmp_path / "hangs"
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * hangs.exists())
@@ -201,7 +201,7 @@ def test_in_turns_one_goes_on_while_all_others_stand_still(tmp_path: Path) -> No
         assert [answer["same"] for _, answer in work] == [True] * 9
 
 
-def test_nobody_is_left_standing_still() -> None:
+def test_no_waiting_run_is_forgotten() -> None:
     """Many short runs: some say that they are ready, or pause, in the moment in which they are stopped."""
 
     def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def test_nobody_is_left_standing_still() -> None:
     assert [answer for _, answer in work if not answer.get("fine")] == []
 
 
-def test_in_turns_one_that_fails_before_its_turn_holds_nobody_up() -> None:
+def test_a_run_that_fails_before_its_turn_delays_no_other() -> None:
     def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:
         if row["id"] == "o1":
             raise ValueError("no")
@@ -242,7 +242,7 @@ def test_a_process_that_can_be_renewed_goes_on_with_other_rows() -> None:
     assert all(answer.get("in_process", 0) == answer["renewed"] for answer in found.values())
 
 
-def test_what_a_row_took_counts_until_its_process_is_renewed(tmp_path: Path) -> None:
+def test_memory_of_a_row_counts_until_its_process_is_renewed(tmp_path: Path) -> None:
     """The card has room for one. Renewing takes a while; nobody runs before it is over."""
 
     def run(row: dict[str, Any], pause: Any) -> dict[str, Any]:

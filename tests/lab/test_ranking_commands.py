@@ -126,7 +126,7 @@ def test_where_the_gpu_is_there_the_truth_is_measured(monkeypatch):
         ((__file__, "--batch-size", "3"), "is an option for a model"),
     ],
 )
-def test_what_no_estimator_can_do_is_said_once(words, text):
+def test_unsupported_jobs_are_reported_once(words, text):
     answer = ullage("lab", "compare", *words)
     assert answer.returncode == 2
     assert text in answer.stderr and len(answer.stderr.strip().splitlines()) == 1

@@ -66,7 +66,7 @@ def test_nothing_fits_into_nothing():
     assert CachingAllocator(0).capacity == 0
 
 
-def test_the_mended_limit_is_the_estimate_to_the_byte():
+def test_the_repaired_limit_is_the_estimate_to_the_byte():
     assert judge(record(4 * GIB), run(), H200) == standings.Judgement(
         True, H200.usable - 4 * GIB - H200.context, "reserved"
     )

@@ -73,7 +73,7 @@ def test_a_failure_of_an_estimator_is_recorded(ask, name, text):
     assert record.seconds > 0
 
 
-def test_what_is_not_supported_is_no_failure(ask):
+def test_unsupported_jobs_are_not_failures(ask):
     record = ask_apart(ask, "refuses", "r1", {}, "H200", 60)
     assert (record.unsupported, record.failed, record.given) == ("needs a summary", None, False)
 

@@ -128,7 +128,7 @@ def test_counters_are_read_for_every_so_many_calls_or_for_none(monkeypatch: pyte
     assert asked == {2: [True, False, True, False, True], 0: [False] * 5}
 
 
-def test_a_call_that_fails_is_said_and_the_next_one_measured(tmp_path: Path) -> None:
+def test_after_a_failed_call_the_next_one_is_measured(tmp_path: Path) -> None:
     calls = [call("no_such.default"), call("exp.default", tensor(4), outputs=(tensor(4),))]
     with virtual_gpu("H200"):
         first, second = timing.measured(calls, started=tmp_path / "started")

@@ -235,7 +235,7 @@ def test_rows_with_the_old_spelling_of_time_slicing(tmp_path):
     assert row["how"] == "time-slicing" and row["how"] in training.HOWS
 
 
-def test_what_cannot_be_read_is_said(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_text('{"header": {}}\n')
     with pytest.raises(InvalidValue, match="no sets of jobs; 'ullage lab measure together' writes them"):
         training.read_rows([tmp_path / "empty.jsonl"])

@@ -284,7 +284,7 @@ def test_a_killed_session_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert sum("header" in row for row in rows) == 1
 
 
-def test_sets_that_do_not_fit_are_said_to_be_so(tmp_path: Path) -> None:
+def test_sets_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     plan = settings(tmp_path, sleeping, total=8 * GIB)
     (row,) = measure_together(ROWS, sets("aabc"), plan)[1]
     assert row["failed"].startswith("needs about ") and row["failed"].endswith(" of 8.00 GiB")
@@ -311,7 +311,7 @@ def test_drawn_sets_are_mostly_pairs_and_fit() -> None:
         draw_sets([{"id": "a", "model": "mlp:x", "need": 200 * GIB}], 3, seed=1)
 
 
-def test_what_a_list_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parts_of_a_list_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match="job in the set az"):
         measure_together(ROWS, sets("az"), settings(tmp_path, sleeping))
     with pytest.raises(UllageError, match="a list of ids"):

@@ -154,7 +154,7 @@ def test_a_function_that_takes_a_device(tmp_path: Path, monkeypatch: pytest.Monk
     assert answer.process_memory is None
 
 
-def test_what_is_not_supported_has_a_reason() -> None:
+def test_unsupported_jobs_have_a_reason() -> None:
     supports = find("xmem").supports
     amp = Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, precision="amp_bf16")
     assert "autocast" in (supports(JobRequest(amp)) or "")

@@ -238,7 +238,7 @@ def test_its_description_is_complete_and_needs_a_token(api):
     assert all("security" in operation for path in paths.values() for operation in path.values())
 
 
-def test_what_is_for_the_socket_only_is_not_there_on_tcp(api):
+def test_orders_for_the_socket_do_not_exist_on_tcp(api):
     assert api.home.client.call("api")["url"] == api.url
     for verb in [verb for verb in VERBS.values() if verb.local]:
         problem(requests.request(verb.method, api.url + verb.path, headers=api.headers, timeout=60), 404)
@@ -470,7 +470,7 @@ def crowd(api, number, sent):
     ],
     ids=["nothing", "half a line", "half a body", "half of a second request"],
 )
-def test_half_open_connections_shut_nobody_out(api, sent):
+def test_half_open_connections_lock_no_user_out(api, sent):
     made = crowd(api, 300, sent)
     try:
         for _ in range(3):

@@ -28,7 +28,7 @@ def test_without_a_daemon_every_command_says_how_to_start_one(home):
         assert home.cli(*words, code=1) == "ullage: no daemon is running: start it with `ullage serve`\n"
 
 
-def test_a_machine_without_gpus_is_told_about_virtual_ones(home):
+def test_without_gpus_the_message_names_virtual_ones(home):
     assert "ullage serve --virtual 4xA100-40GB" in home.cli("serve", code=1)
 
 

@@ -78,7 +78,7 @@ def test_a_name_means_the_jobs_of_that_name_that_are_not_over(common):
         ("", "job must be given as 17"),
     ],
 )
-def test_what_is_not_there_is_refused_in_one_line(common, after, said):
+def test_missing_things_are_refused_in_one_line(common, after, said):
     text = common.cli("submit", "--memory", "1GiB", "--after", after, "--", "true", code=2)
     assert said in text and "Traceback" not in text and text.count("\n") == 1
 

@@ -110,7 +110,7 @@ def test_a_drain_ends_by_itself(make_here):
         ({"until": 9e9}, "must last at most 366 days"),
     ],
 )
-def test_what_makes_no_sense_is_refused(common, asked, message):
+def test_contradictory_orders_are_refused(common, asked, message):
     with pytest.raises(InvalidValue, match=message):
         common.client.drain(**{"gpu": 0, "allow": [OTHER], **asked})
     assert drains(common.client) == []

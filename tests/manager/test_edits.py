@@ -62,7 +62,7 @@ def test_an_edited_job_is_placed_by_its_new_values(common):
     (common.work / "proceed").unlink()
 
 
-def test_what_runs_or_is_over_is_not_edited(common):
+def test_running_and_finished_jobs_are_not_edited(common):
     number = common.submit(proceed="never")
     common.wait(number, "running")
     said = common.cli("edit", str(number), "--priority", "3", code=1)
@@ -90,7 +90,7 @@ def test_what_runs_or_is_over_is_not_edited(common):
         ({}, "an edit must change at least one of name, "),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_changes(common, changes, said):
+def test_impossible_edits_are_refused_and_change_nothing(common, changes, said):
     number = common.script("true", hold=True)
     before = common.job(number)
     try:
@@ -228,7 +228,7 @@ def test_a_cancelled_job_that_is_being_stopped_is_not_requeued(common):
     assert (job["state"], causes(job)) == ("cancelled", ["cancelled"])
 
 
-def test_what_cannot_be_requeued_says_why(common):
+def test_a_refused_requeue_gives_a_reason(common):
     held, once = common.script("true", hold=True), common.script("true", requeue=False)
     common.wait(once)
     answers = {answer["job"]: answer["text"] for answer in common.client.requeue(held, once)}
@@ -239,7 +239,7 @@ def test_what_cannot_be_requeued_says_why(common):
     common.client.cancel(held)
 
 
-def test_what_it_needs_is_requeued_first(common):
+def test_dependencies_are_requeued_first(common):
     needed = common.script("[ -e good ]")
     after = common.script("true", after=[needed])
     assert common.wait(after)["state"] == "cancelled"

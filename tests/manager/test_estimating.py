@@ -122,7 +122,7 @@ def test_a_cancelled_jobs_estimate_is_killed_and_others_restart(home):
     home.until(lambda: not children(home.process.pid), "the process to be gone")
 
 
-def test_what_cannot_be_estimated_is_queued_with_that_said(common):
+def test_a_job_without_an_estimate_is_queued_with_a_note(common):
     number = common.script("true", memory=None, estimator="ullage")
     assert common.job(number)["estimate"] == "not estimated: no Python script or model in it (--memory tells how much)"
     assert common.wait(number)["attempts"][0]["exclusive"]
@@ -169,7 +169,7 @@ def asked(tmp_path, text, **more):
     return dataclasses.replace(NOTHING, key=text, questions=[question], cwd=str(tmp_path), **more)
 
 
-def test_limits_and_failures_of_the_process_are_told(tmp_path):
+def test_limits_and_failures_of_the_process_are_reported(tmp_path):
     answer = make(asked(tmp_path, "import time; time.sleep(1000)"), memory=1 << 20)
     assert (answer.upper, answer.note) == (None, "not estimated: it took more than 1.00 MiB of this machine's memory")
     missing = dataclasses.replace(NOTHING, cwd=str(tmp_path / "nowhere"))
@@ -614,7 +614,7 @@ def test_a_site_may_start_what_fails_when_it_is_estimated(make_here, monkeypatch
     assert here.until_over(number)["estimate"] == "not estimated: it fails"
 
 
-def test_a_bug_is_told_by_the_command_that_submits_it(make_here, monkeypatch, nursery, tmp_path):
+def test_submit_reports_a_bug_of_the_script(make_here, monkeypatch, nursery, tmp_path):
     Answers(monkeypatch, lambda: "train.py fails: ValueError: no such layer")
     make_here(estimating={"wait": True})
     words = ["--estimator", "ullage", "--", "python", "train.py"]

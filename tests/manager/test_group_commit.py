@@ -45,7 +45,7 @@ def names(store):
     return [each["name"] for each in store.database.rows("SELECT name FROM jobs ORDER BY id")]
 
 
-def test_those_that_come_at_once_are_one_commit(store):
+def test_simultaneous_submissions_are_one_commit(store):
     told = []
     store.database.commits = 0
     works = [partial(submit, store, name) for name in "abcdefgh"]
@@ -77,7 +77,7 @@ def test_a_failure_after_a_write_is_rolled_back_alone(store):
     assert sorted(store.jobs) == [answers[0], answers[2]]
 
 
-def test_on_a_full_disk_nobody_is_told_that_it_was_done(store):
+def test_a_full_disk_acknowledges_no_order(store):
     store.database.execute(f"PRAGMA max_page_count = {store.database.rows('PRAGMA page_count')[0][0]}")
     answers = at_once(store, partial(submit, store, "a"), partial(submit, store, "x" * 100_000))
     assert [type(answer) for answer in answers] == [DiskFull, DiskFull] and names(store) == [] and not store.jobs

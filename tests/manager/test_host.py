@@ -74,7 +74,7 @@ def test_the_threads_that_a_job_asked_for_itself_stay(host):
     assert host.client.logs(job) == "7\n"
 
 
-def test_what_can_never_be_is_refused_at_once(host):
+def test_impossible_requests_are_refused_at_once(host):
     said = host.cli("submit", "--cores", "5", "--memory", "1GiB", "--", "true", code=2)
     assert said == "ullage: the job asks for 5 cores; jobs have 4 cores and 8.00 GiB of host memory here\n"
     said = host.cli("submit", "--gpus", "0", "--memory", "1GiB", "--", "true", code=2)
@@ -92,7 +92,7 @@ def test_jobs_without_host_needs_are_promised_the_defaults(home):
     assert held.fetchall() == [(3, 1 << 30)]
 
 
-def test_what_jobs_may_have_is_what_the_daemons_own_limits_leave(tmp_path):
+def test_jobs_share_the_daemons_own_limits(tmp_path):
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "memory.max").write_text(f"{1 << 20}\n")
     assert (usable_cores(tmp_path), usable_memory(tmp_path)) == (1, 1 << 20)

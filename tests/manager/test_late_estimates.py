@@ -138,7 +138,7 @@ def test_earlier_runs_tell_what_to_promise(make_here):
     assert here.job(other)["estimate"] == "not estimated: its submitter wants none", "another command"
 
 
-def test_a_promise_that_outgrows_its_gpu_stops_nobody(make_here, late):
+def test_a_promise_that_outgrows_its_gpu_stops_no_job(make_here, late):
     here = make_here()
     measured(here, 3)
     again, beside = train(here, 3), here.submit("while [ ! -e proceed ]; do sleep 0.05; done", memory=30 * GIB)
@@ -198,7 +198,7 @@ def in_order(requests, first=(), late=(), idle=True, **rules):
     return (answered, *asyncio.run(run()))
 
 
-def test_what_blocks_a_gpu_is_estimated_first():
+def test_a_job_that_blocks_a_gpu_is_estimated_first():
     requests = [user_asks(number, 1) for number in range(4)]
     answered, _, left = in_order(requests, first=[4], late=[2], at_once=1)
     assert (answered, left) == ([1, 4, 3], ["is not estimated, since the job will have ended before"])

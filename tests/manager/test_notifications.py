@@ -34,7 +34,7 @@ def told(folder):
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_a_command_is_told_what_became_of_a_job_and_nothing_else(home):
+def test_a_command_gets_the_end_of_a_job_and_nothing_else(home):
     served(home)
     job = home.script("exit 3", on_end=keeper(home.work), name="train", env={"TOKEN": "secret"})
     home.until(lambda: events(home, "notified"), "the delivery")
@@ -64,7 +64,7 @@ def test_the_sites_hook_is_run_for_every_end(home, tmp_path):
     assert json.loads((tmp_path / f"told-{done}-done").read_text())["name"] == "sh"
 
 
-def test_a_command_that_hangs_is_ended_and_said(home):
+def test_a_command_that_hangs_is_ended_and_reported(home):
     served(home, "command_timeout = 5.0")
     length = f"1000.{os.getpid()}"  # by which its processes are found
     home.script("true", on_end=f"sh -c 'sleep {length} & sleep {length}'")
@@ -127,7 +127,7 @@ def test_a_kill_between_the_end_and_the_delivery_loses_nothing(home, point):
     assert len(events(home, "notified")) == 1, "what was crossed out stays so"
 
 
-def test_while_the_disk_is_full_nothing_is_told_twice(make_here, tmp_path):
+def test_a_full_disk_repeats_no_notification(make_here, tmp_path):
     here = make_here()
     commit, failures = here.daemon.notifier._commit, []
 

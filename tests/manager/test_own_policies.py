@@ -31,6 +31,6 @@ def test_jobs_go_where_it_says_and_one_that_it_fails_for_waits(make_here, tmp_pa
     here.until(lambda: here.call("ping")["trouble"] is None, "the end of the trouble")
 
 
-def test_a_file_that_is_not_there_is_said_before_anything_starts(home):
+def test_a_missing_file_is_refused_before_any_start(home):
     said = home.cli("serve", "--virtual", "T4", "--policy", "no_such.py:choose", code=2)
     assert "no file no_such.py; it must be a Python file with the function choose (job, gpus, now)" in said

@@ -175,14 +175,14 @@ def test_a_question_outlives_the_daemon_that_it_was_put_to(asked):
         ({"modle": "x"}, "did you mean 'model'"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_at_once(asked, api, question, says):
+def test_impossible_questions_are_refused_at_once(asked, api, question, says):
     with pytest.raises((InvalidValue, UnknownName), match=says):
         asked.client.call("estimate", question=question)
     with pytest.raises((InvalidValue, UnknownName), match=says):
         api.call("estimate", question=question)
 
 
-def test_an_id_that_nobody_was_given_is_not_found(asked, api):
+def test_an_unknown_id_is_not_found(asked, api):
     url, token = remote(asked)
     found = requests.get(f"{url}/v1/estimates/0", headers={"Authorization": f"Bearer {token}"}, timeout=60)
     assert found.status_code == 404 and found.json()["message"] == "no estimate named '0'"

@@ -181,7 +181,7 @@ def test_each_gpu_is_promised_the_need_of_its_rank(two_stages):
 
 
 @pytest.mark.slow
-def test_a_rank_that_takes_more_than_its_own_promise_is_told(two_stages):
+def test_a_rank_beyond_its_own_promise_is_reported(two_stages):
     make, gpus = two_stages
     here = make()
     number = submit_stages(here)

@@ -89,7 +89,7 @@ def test_exit_records_are_understood(record, cause):
     assert classify(record, "").cause is cause
 
 
-def test_what_was_seen_of_the_gpu_explains_an_unexplained_end():
+def test_gpu_readings_explain_an_unexplained_end():
     assert classify(ended(), "", gpu_lost=True).cause is Cause.GPU_LOST
     assert classify(ended(), "", mps_lost=True).cause is Cause.MPS_LOST
 
@@ -133,7 +133,7 @@ def test_the_promise_grows_by_steps_to_exclusive_at_last():
     ]
 
 
-def test_what_was_learned_counts_more_than_the_promise():
+def test_measured_use_counts_more_than_the_promise():
     rules = RecoveryRules()
     told = AttemptEnd(Cause.GPU_MEMORY, "oom", needed=22 * GIB)
     assert what_next(job(promise=GIB), attempt(GIB), told, None, 40 * GIB, rules).promise == 27 * GIB
@@ -245,7 +245,7 @@ def test_an_overbooked_virtual_gpu_gives_an_error_and_a_recovery(home):
     assert home.wait(large)["attempts"][0]["used"] == 25 * GIB
 
 
-def test_a_job_endangering_others_is_stopped_if_the_site_wants(home):
+def test_a_job_beyond_its_promise_is_stopped_on_request(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.settings += 'over_promise = "stop"\n'
     home.start()

@@ -68,7 +68,7 @@ def test_a_row_says_what_the_jobs_of_a_user_took_on_a_day():
     assert found["total"]["energy_known"] == pytest.approx(4 / 5)
 
 
-def test_an_attempt_over_midnight_is_divided_and_told_once():
+def test_an_attempt_over_midnight_is_divided_and_counts_once():
     (first, second) = rows(row(begin=NOON, hours=16.0, cause="killed"), by=("day",))["rows"]
     assert (first["gpu_hours"], second["gpu_hours"]) == (12.0, 4.0)
     assert (first["energy_j"], second["energy_j"]) == pytest.approx((12 * 360_000.0, 4 * 360_000.0))
@@ -85,7 +85,7 @@ def test_only_what_lies_between_the_times_counts():
     assert rows(running, until=NOON + 5 * HOUR)["total"]["gpu_hours"] == 5.0, "until now"
 
 
-def test_several_gpus_of_a_job_are_told_apart():
+def test_several_gpus_of_a_job_are_distinguished():
     found = rows(row(slots=("GPU-a", "GPU-b"), gpu_part=1.0), by=("gpu",))["rows"]
     assert [(each["gpu"], each["gpu_hours"], each["gpu_hours_by_part"]) for each in found] == [
         ("GPU-a", 1.0, 0.5),
@@ -188,7 +188,7 @@ def ask_as(here, who, operator=False, **arguments):
     return here.call_as(Caller(4242, 4242, who, operator), "report", arguments)
 
 
-def test_a_user_sees_nobody_else_unless_the_site_says_so(make_here):
+def test_a_user_sees_no_other_user_by_default(make_here):
     here = make_here()
     here.until_over(here.submit("true"))
     owner = here.job(1)["user"]

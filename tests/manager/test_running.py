@@ -135,7 +135,7 @@ def test_after_a_restart_of_the_machine_jobs_are_tried_again(served):
     assert [attempt["cause"] for attempt in job["attempts"]] == ["host restarted", "finished"]
 
 
-def test_a_job_that_somebody_kills_is_tried_again(common):
+def test_a_job_killed_from_outside_is_retried(common):
     number = common.script("if [ -e there ]; then exit 0; fi; touch there; kill -KILL $$")
     job = common.wait(number)
     assert [attempt["cause"] for attempt in job["attempts"]] == ["killed", "finished"]

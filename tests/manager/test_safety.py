@@ -173,7 +173,7 @@ def test_a_client_of_a_home_without_a_daemon_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["pipe", "device"])
-def test_what_stands_in_place_of_condas_list_holds_up_nobody(home, place):
+def test_a_wrong_file_for_condas_list_delays_no_other_job(home, place):
     """The daemon opens no path that a user named; the process of the job does, and reads plain files only."""
     listed = home.folder / "fake/.conda/environments.txt"
     listed.parent.mkdir(parents=True)
@@ -217,7 +217,7 @@ def test_another_clients_version_is_refused_with_a_command(common):
     assert common.client.ping()["jobs"] == before
 
 
-def test_an_older_daemon_is_told_from_none(tmp_path):
+def test_an_older_daemon_is_distinguished_from_none(tmp_path):
     """It answers a line of JSON, whatever it is sent."""
     file = socket_file(tmp_path)
     file.parent.mkdir()
@@ -255,7 +255,7 @@ def test_a_socket_that_was_removed_is_made_again(served):
     assert stat.S_IMODE(socket_file(served.folder).stat().st_mode) == 0o600
 
 
-def test_many_idle_connections_lock_nobody_out(common):
+def test_many_idle_connections_lock_no_user_out(common):
     lines = []
     try:
         for _ in range(600):

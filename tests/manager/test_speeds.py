@@ -122,7 +122,7 @@ def test_a_dry_run_with_an_estimate_says_how_fast_it_would_be(serve):
     assert second["speed"] == start["speed"], "what was foretold comes true"
 
 
-def test_a_policy_that_does_not_heed_speeds_says_so(make_here):
+def test_a_policy_that_ignores_speeds_says_so(make_here):
     here = make_here(policy="magm")
     job = {"command": ["true"], "cwd": "/", "memory": 1 << 30, "min_speed": 0.9}
     said = here.call("submit", job=job, key="the first of two jobs")["notes"]

@@ -142,7 +142,7 @@ def test_a_client_has_a_connection_after_ctrl_c_at_any_moment(common, monkeypatc
         assert client.ping()["protocol"] == transport.PROTOCOL
 
 
-def test_who_waits_is_told_why_and_can_give_up(home):
+def test_a_waiting_user_sees_the_reason_and_can_stop(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
     blocker = home.submit(proceed="proceed", exclusive=True)
@@ -180,14 +180,14 @@ def test_commands_can_come_from_a_file(common):
     assert f"promised {1 << 30}" in said
 
 
-def test_what_cannot_be_interactive_is_refused(common):
+def test_jobs_that_cannot_be_interactive_are_refused(common):
     assert "cannot have array too" in common.cli("submit", "-i", "--array", "1-2", "--", "sh", code=2)
     number = common.submit(proceed="proceed")
     assert f"job {number} has no terminal" in common.cli("attach", str(number), code=2)
     common.go()
 
 
-def test_only_its_user_sits_down_at_a_terminal(shared):  # noqa: F811
+def test_only_its_user_attaches_to_a_terminal(shared):  # noqa: F811
     mine = shared.submit(["cat"], interactive=True)
     shared.wait(mine, "running")
     assert "which is root's" in as_user(shared, "attach", job=mine)["refused"]

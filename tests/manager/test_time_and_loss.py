@@ -41,7 +41,7 @@ def test_a_slot_ends_only_for_waiting_and_resumable_jobs(home):
     assert {home.wait(number)["state"] for number in (alone, fixed, waiting)} == {"done"}
 
 
-def test_a_job_is_told_before_its_time_limit(served):
+def test_a_job_gets_a_signal_before_its_time_limit(served):
     number = served.script(SAVING, resumable=True, time_limit=32.0, checkpoint_lead=30.0)
     job = served.wait(number)
     assert job["cause"] == "time limit" and job["exit_code"] == 85 and "saved" in served.log()

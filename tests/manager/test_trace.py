@@ -32,7 +32,7 @@ def on_h200(make_here, **settings):
     return make_here(monitor=Monitor(source, interval=0.1), placing={"smact_limit": "off"}, **settings)
 
 
-def test_what_ran_can_be_simulated_again(make_here):
+def test_recorded_jobs_can_be_simulated_again(make_here):
     here = on_h200(make_here)
     jobs = [here.submit("sleep 0.6", memory=20 * GIB), here.submit("exit 3", memory=30 * GIB)]
     waiting = here.submit("true", memory=GIB, hold=True)
@@ -95,7 +95,7 @@ def test_a_user_sees_jobs_of_others_only_if_the_site_allows(make_here):
     assert (seen["user"], seen["name"]) == ("others", "(others)")
 
 
-def test_the_command_shows_what_happened_beside_what_would_have(common):
+def test_the_command_compares_history_and_simulation(common):
     """One daemon and one set of jobs for all that the command does."""
     nothing = common.cli("simulate", "--from-history", code=2)
     assert "no jobs that ran on a GPU have ended since" in nothing

@@ -255,7 +255,7 @@ def test_users_reach_the_system_daemon_without_settings(shared, tmp_path):
     assert (done.returncode, done.stderr) == (1, "ullage: no daemon is running: start it with `ullage serve`\n")
 
 
-def test_a_user_with_many_idle_connections_locks_nobody_out(shared):
+def test_a_user_with_many_idle_connections_locks_none_out(shared):
     command = [sys.executable, "-c", IDLE, str(socket_file(shared.folder)), "700"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:
         assert crowd.stdout.readline() == "open\n"
@@ -281,7 +281,7 @@ sys.stdin.read()
 """
 
 
-def test_a_user_with_many_pending_orders_delays_nobody_else(shared):
+def test_a_user_with_many_pending_orders_delays_no_other(shared):
     command = [sys.executable, "-c", WAITING, str(socket_file(shared.folder)), "80"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as crowd:
         assert crowd.stdout.readline() == "open\n"

@@ -42,7 +42,7 @@ def test_the_answer_is_the_return_value_and_not_the_output(child, request):
         ("says_nothing", "ended without an answer, with exit code 0", "died"),
     ],
 )
-def test_how_a_child_failed_is_told_in_one_sentence(child, name, failure, reason):
+def test_a_childs_failure_is_one_sentence(child, name, failure, reason):
     outcome = child(name).wait()
     assert outcome.answer is None and outcome.reason == reason
     assert outcome.failure.startswith(failure) and "\n" not in outcome.failure
@@ -105,7 +105,7 @@ def test_another_thread_may_answer_and_a_forked_process_may_not(child):
     assert child("answers_from_a_thread_and_a_fork").wait().answer == {"by": "thread"}
 
 
-def test_processes_left_by_a_child_end_with_it_and_block_nobody(child, tmp_path, gone):
+def test_processes_left_by_a_child_end_with_it(child, tmp_path, gone):
     assert child("leaves_a_process_behind", pids=str(tmp_path / "pids")).wait().answer == {"done": True}
     gone(tmp_path / "pids")
 
@@ -177,7 +177,7 @@ def test_output_is_shown_as_it_comes(env):
     assert "noise that is no answer" in "".join(shown)
 
 
-def test_what_takes_long_is_told_while_it_does(env, tmp_path):
+def test_long_work_is_reported_meanwhile(env, tmp_path):
     told = []
 
     def hear(what):

@@ -51,7 +51,7 @@ def test_a_child_that_stays_ends_when_it_may():
     assert finished(child).answer == {"done": True}
 
 
-def test_what_a_child_prints_goes_to_its_log(tmp_path, capfd):
+def test_a_childs_output_goes_to_its_log(tmp_path, capfd):
     def work(pause):
         print("by Python")
         os.system("echo by another program")
@@ -84,7 +84,7 @@ def leaves(pause):
         (leaves, "ended without an answer, with exit code 3", "died"),
     ],
 )
-def test_how_a_child_failed_is_told(work, failure, reason):
+def test_a_childs_failure_is_reported(work, failure, reason):
     outcome = finished(ForkedHere(work))
     assert (outcome.failure, outcome.reason) == (failure, reason)
 

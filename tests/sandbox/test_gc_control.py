@@ -7,7 +7,7 @@ import pytest
 from ullage.sandbox.gc_control import gc_disabled, importing
 
 
-def test_what_is_imported_is_not_looked_at():
+def test_imported_modules_are_not_checked():
     with importing():
         assert not gc.isenabled()
         kept = [[]]

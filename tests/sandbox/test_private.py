@@ -81,7 +81,7 @@ CHANGED = [
 ]
 
 
-def test_a_child_sees_what_it_changed_and_nobody_else_does(private, folder, env):
+def test_only_a_child_sees_its_changes(private, folder, env):
     before, name = content(folder), uuid.uuid4().hex
     outcome = run("children:changes_files", {"name": name}, env=env, cwd=str(folder), private=private)
     assert outcome.answer == {"rows": "results.csv\nmine\n", "seen": CHANGED}, outcome
@@ -95,7 +95,7 @@ def test_a_child_starts_in_this_folder(private, folder, env, monkeypatch):
     assert run("children:where", {}, env=env, private=private).answer["folder"] == str(folder)
 
 
-def test_what_other_programs_write_is_not_seen_either(private, folder, env):
+def test_writes_of_other_programs_are_hidden_too(private, folder, env):
     before = content(folder)
     outcome = run("children:lets_a_shell_write", {}, env=env, cwd=str(folder), private=private)
     assert outcome.answer is not None and content(folder) == before
@@ -140,7 +140,7 @@ def test_a_child_of_a_child_has_the_same_world(private, folder, env):
     assert content(folder) == before
 
 
-def test_what_others_write_meanwhile_is_not_lost(private, folder, env, until):
+def test_concurrent_writes_are_not_lost(private, folder, env, until):
     """The script that is estimated also runs as a job: both append to one file."""
     rows = folder / "results.csv"
     with rows.open("a") as job:
@@ -248,11 +248,11 @@ def test_too_much_memory_ends_a_child(private, env):
         ("kills_itself_softly", "was ended by SIGTERM"),
     ],
 )
-def test_how_a_child_failed_is_told_as_without_a_world(private, env, name, failure):
+def test_a_childs_failure_is_reported_as_without_a_sandbox(private, env, name, failure):
     assert run(f"children:{name}", {}, env=env, private=private).failure == failure
 
 
-def test_a_child_is_told_that_it_cannot_enter_its_folder(private, env):
+def test_a_closed_folder_is_reported_to_the_child(private, env):
     outcome = run("children:where", {}, env=env, cwd="/no/such/folder", private=private)
     assert outcome.failure == "cannot enter the folder /no/such/folder: No such file or directory"
 
@@ -310,7 +310,7 @@ def test_a_worker_goes_on_without_what_it_cannot_import(possible, env, tmp_path,
         own.close()
 
 
-def test_what_changes_what_is_imported_is_imported_anew(possible, warm, env, tmp_path):
+def test_a_changed_import_path_imports_again(possible, warm, env, tmp_path):
     if "forked" not in possible:
         pytest.skip("this system refuses namespaces or overlays")
     module = tmp_path / "of_the_user.py"

@@ -33,7 +33,7 @@ def recorded(request, env, project):
     return outcome.reads, given
 
 
-def test_what_was_read_or_looked_for_is_known(recorded, project):
+def test_reads_and_lookups_are_recorded(recorded, project):
     reads, _ = recorded
     files = {os.path.relpath(path, project): value for path, value in reads.files.items() if "ullage" not in path}
     for name in ("config.json", "of_worker.txt", "of_child.txt", "neighbour.py"):
@@ -45,7 +45,7 @@ def test_what_was_read_or_looked_for_is_known(recorded, project):
     assert reads.whole and not reads.all_variables
 
 
-def test_what_a_run_did_not_read_may_change(recorded, project):
+def test_unread_files_may_change(recorded, project):
     reads, env = recorded
     (project / "results.csv").write_text("another row")
     (project / "made.txt").write_text("by the job itself")

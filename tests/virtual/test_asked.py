@@ -149,7 +149,7 @@ def test_answers_of_another_cudnn_release_are_ignored(machine: Machine) -> None:
     assert any("cuDNN must be 91900, got 92000 in the process that asks" in note for note in found.notes)
 
 
-def test_nobody_asks_about_a_kind_of_gpu_or_a_hidden_card(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_of_gpus_and_hidden_cards_are_not_queried(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     found = ullage.estimate(odd, gpu="H200")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     hidden = ullage.estimate(odd, gpu=CARD)
@@ -171,7 +171,7 @@ def problems() -> list[cudnn_query.ConvolutionProblem]:
     return [cudnn_query.ConvolutionProblem("f", *sizes, (1, 1), (1, 1), (1, 1), 1, "f16", False)]
 
 
-def test_what_was_measured_with_this_very_version_is_not_asked(machine: Machine) -> None:
+def test_problems_measured_with_this_version_are_not_queried(machine: Machine) -> None:
     def train() -> None:
         layer = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda")
         layer(torch.zeros(32, 64, 56, 56, device="cuda", requires_grad=True)).sum().backward()

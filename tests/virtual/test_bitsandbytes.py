@@ -44,7 +44,7 @@ def test_weights_in_4_bits(bitsandbytes, kind):
     assert not any("no operator of PyTorch" in note for note in bitsandbytes.gpu.notes)
 
 
-def test_weights_in_8_bits_are_trained_beside(bitsandbytes):
+def test_adapters_train_next_to_weights_in_8_bits(bitsandbytes):
     layer = bitsandbytes.nn.Linear8bitLt(WIDE, HIGH, bias=False, has_fp16_weights=False, threshold=6.0).cuda()
     assert torch.cuda.memory_allocated() == pytest.approx(WIDE * HIGH + HIGH * 4, abs=4096)
     x = torch.zeros(TOKENS, WIDE, device="cuda", dtype=torch.float16, requires_grad=True)

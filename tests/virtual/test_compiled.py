@@ -104,7 +104,7 @@ class Stack(torch.nn.Module):
         return x
 
 
-def test_what_watches_modules_breaks_no_graph(gpu):
+def test_module_hooks_break_no_graph(gpu):
     model = torch.compile(Stack().cuda(), fullgraph=True)
     model(torch.ones(8, 64, device="cuda")).sum().backward()
     assert not [note for note in gpu.notes if "torch.compile failed" in note]

@@ -240,7 +240,7 @@ def test_a_job_fits_where_its_trials_do_not() -> None:
     assert [answer.computed_on for answer in answers] == [None, None]  # what is tried depends on the card's memory
 
 
-def test_nothing_is_told_where_it_is_off() -> None:
+def test_no_notes_if_it_is_off() -> None:
     def plain() -> None:
         nn.Conv2d(3, 8, 3).cuda()(torch.zeros(1, 3, 8, 8, device="cuda")).sum().backward()
 

@@ -149,7 +149,7 @@ def test_gloo_takes_no_memory_of_nccl():
         assert torch.distributed.get_backend() == "gloo"
 
 
-def test_what_the_watchdog_holds_for_a_time_is_no_growth():
+def test_memory_held_by_the_watchdog_is_no_growth():
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
     def run():

@@ -56,7 +56,7 @@ def test_elementwise_operators_match_pytorch(name):
 
 
 @pytest.mark.parametrize("name", [*REDUCTIONS[:2], pytest.param(REDUCTIONS[2], marks=pytest.mark.slow)])
-def test_reductions_are_told_as_pytorch_tells_them(name):
+def test_reductions_have_pytorchs_messages(name):
     func, before = operator(name), (2.0,) if "norm" in name else ()
     for dtype in TYPES[:2]:
         for size in ((1,), (4, 1, 3)):
@@ -91,7 +91,7 @@ def test_calls_on_unlike_tensors_use_pytorchs_inference():
         (aten.clamp.default, (torch.ones(3), None, None)),
     ],
 )
-def test_what_pytorch_refuses_is_refused(func, args):
+def test_refusals_of_pytorch_are_kept(func, args):
     with pytest.raises((RuntimeError, IndexError, TypeError, ValueError)) as expected:
         infer_by_pytorch(func, args, {})
     with pytest.raises(expected.type):

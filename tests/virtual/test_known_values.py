@@ -76,7 +76,7 @@ def counted(steps):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_follows_from_known_values_is_known(gpu, name):
+def test_results_of_known_values_are_known(gpu, name):
     assert KNOWN[name]("cuda") == KNOWN[name]("cpu")
     assert not gpu.noted, "nothing was assumed"
 
@@ -93,7 +93,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_does_not_follow_is_not_known(gpu, name):
+def test_other_results_are_unknown(gpu, name):
     changed = UNKNOWN[name](torch.zeros(3, device="cuda"))
     assert gpu.values.known(changed) is None
     changed.tolist()
@@ -107,7 +107,7 @@ def test_unknown_numbers_are_finite(gpu):
     assert not torch.isfinite(torch.tensor([1.0, float("inf")]).cuda()).all(), "what is known counts"
 
 
-def test_what_is_read_can_be_changed_without_changing_the_gpu(gpu):
+def test_read_values_are_copies(gpu):
     on_gpu = torch.tensor([1.0, 2.0]).cuda()
     read = on_gpu.cpu()
     read.zero_()

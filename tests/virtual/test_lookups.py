@@ -57,7 +57,7 @@ def about_lookups(gpu):
 
 
 @pytest.mark.parametrize("text", [TAKES_KERNELS, FINDS_KERNELS, ASKS_METADATA])
-def test_a_script_that_looks_for_kernels_is_told(modules, text):
+def test_a_script_that_looks_for_kernels_is_noted(modules, text):
     load = modules("looks_for_kernels", text)
     with virtual_gpu("H200") as gpu:
         load()
@@ -77,7 +77,7 @@ def test_a_library_counts_when_its_code_takes_memory(modules):
     assert [note.rpartition(": ")[2] for note in about_lookups(gpu)] == ["flash_attn (looks_library)"]
 
 
-def test_libraries_that_wait_to_be_told_do_not_count(modules):
+def test_libraries_that_load_on_request_do_not_count(modules):
     load = modules("timm.looks_for_kernels", TAKES_KERNELS, installed=True)
     with virtual_gpu("H200") as gpu:
         for name in [name for name in sys.modules if name == "timm" or name.startswith("timm.")]:
@@ -88,7 +88,7 @@ def test_libraries_that_wait_to_be_told_do_not_count(modules):
     assert not about_lookups(gpu)
 
 
-def test_what_can_be_installed_is_said(modules, monkeypatch):
+def test_installable_packages_are_named(modules, monkeypatch):
     load = modules("looks_for_liger", "try:\n    import liger_kernel, fla\nexcept ImportError:\n    pass\n")
     with virtual_gpu("H200") as gpu:
         load()

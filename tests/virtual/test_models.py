@@ -111,7 +111,7 @@ def test_quantized_weights_are_parameters_of_so_many_bits():
     assert "weights: 4-bit and float32" in str(e) and "3,145,728 parameters, 2,097,152 trainable" in str(e)
 
 
-def test_what_is_frozen_after_the_first_call_is_not_trainable():
+def test_weights_frozen_after_the_first_call():
     def freeze(model):
         model(torch.ones(2, 1024, device="cuda"))
         model.first.requires_grad_(False)

@@ -72,7 +72,7 @@ def test_every_sample_of_the_lists(part):
 
 
 @pytest.mark.slow
-def test_what_is_left_out_is_in_the_lists():
+def test_exceptions_are_in_the_lists():
     names = {entry.name for entry in entries()}
     assert set(LEFT_OUT) | set(DIFFERENT) <= names
     assert isinstance(next(iter(entries())), Entry)

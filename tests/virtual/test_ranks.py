@@ -82,7 +82,7 @@ def test_every_rank_holds_what_this_one_does(gpu, call, expected, device):
     assert call(device).tolist() == expected
 
 
-def test_what_only_another_rank_knows_stays_and_is_noted(gpu):
+def test_values_of_other_ranks_stay_and_are_noted(gpu):
     received = numbers(3, "cuda")
     dist.recv(received, 1)
     dist.broadcast(received, 0)

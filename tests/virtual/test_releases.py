@@ -98,7 +98,7 @@ def test_a_build_for_cpus_is_followed_by_what_was_measured(monkeypatch):
     assert followed("2.99", False).name == "2.11"
 
 
-def test_a_release_that_nobody_knows_yet_is_said(monkeypatch):
+def test_an_unknown_release_is_reported(monkeypatch):
     monkeypatch.delenv("ULLAGE_PYTORCH", raising=False)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     with ullage.virtual_gpu("H200") as gpu:

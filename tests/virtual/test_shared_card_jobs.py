@@ -179,7 +179,7 @@ assert str(torch.cuda.get_device_properties(0).uuid) == card.uuid.removeprefix("
 
 
 @pytest.mark.slow
-def test_pytorch_imported_late_beside_another_sitecustomize(card, tmp_path):
+def test_pytorch_imported_late_with_another_sitecustomize(card, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "sitecustomize.py").write_text("import os; os.environ['OTHER'] = 'was run'")
@@ -195,7 +195,7 @@ def test_a_process_that_is_to_see_no_card_sees_none(card, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_folder_without_cards_is_said_once(card, tmp_path):
+def test_a_folder_without_cards_is_reported_once(card, tmp_path):
     code, out, err = end(start(card, "import torch", tmp_path, ULLAGE_CARDS=str(tmp_path / "none")))
     assert (code, out) == (1, "") and len(err.splitlines()) == 1
     assert "cannot use its virtual card: " in err and "must be a folder of virtual cards" in err

@@ -192,7 +192,7 @@ def test_the_same_cards_are_kept_and_others_refused(cards):
         Cards.create(cards.folder, "2xH200")
 
 
-def test_what_cuda_visible_devices_shows(cards):
+def test_cuda_visible_devices_selects_cards(cards):
     first, second = cards.cards
     assert cards.visible(None) == [first, second]
     assert cards.visible(f"{second.uuid},{first.uuid}") == [second, first]

@@ -80,7 +80,7 @@ def test_coalescing_sorts_and_sums(gpu):
     assert events_of(gpu, squared.coalesce) == [56, 56, 56, 1023, -4, 1535, -5, 28, 112, -3, -2, -1]
 
 
-def test_indices_that_nobody_knows_may_all_differ(gpu):
+def test_unknown_indices_may_all_differ(gpu):
     unknown = torch.randint(0, 1000, (1, 500), device="cuda")
     grad = torch.sparse_coo_tensor(unknown, torch.ones(500, 4, device="cuda"), (1000, 4))
     assert grad.coalesce()._nnz() == 500

@@ -39,7 +39,7 @@ def test_its_properties_are_the_catalogues(gpu):
     assert "sm_80" in torch.cuda.get_arch_list()
 
 
-def test_what_the_card_supports_depends_on_its_generation():
+def test_features_depend_on_the_cards_generation():
     def supported():
         found = [torch.cuda.is_bf16_supported(including_emulation=False)]
         if hasattr(torch.cuda, "is_tf32_supported"):  # since 2.7

@@ -22,7 +22,7 @@ def pools_of(address):
     ]
 
 
-def test_what_is_captured_stays_in_the_graphs_pool(gpu):
+def test_captured_memory_stays_in_the_graphs_pool(gpu):
     x = torch.zeros(1 << 20, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

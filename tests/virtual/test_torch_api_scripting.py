@@ -100,7 +100,7 @@ class Doubled(torch.nn.Linear):
 """
 
 
-def test_what_an_import_left_out_counts_in_later_runs(tmp_path, monkeypatch):
+def test_parts_that_an_import_skipped_count_in_later_runs(tmp_path, monkeypatch):
     """An answer does not depend on what was asked before: a module is imported once in a process."""
     tmp_path.joinpath("scripted_once.py").write_text(SCRIPTED)
     monkeypatch.syspath_prepend(tmp_path)

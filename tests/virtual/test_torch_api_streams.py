@@ -238,7 +238,7 @@ def test_recorded_memory_counts_as_free(gpu):
 
 
 @pytest.mark.parametrize("events", [0, 100, MOST_LAUNCHES])
-def test_events_take_places_beside_launches(gpu, events):
+def test_events_use_the_queue_of_launches(gpu, events):
     wide = torch.zeros(20_000, 20_000, device="cuda")
     side = torch.cuda.Stream()
     wide.record_stream(side)  # from here on there are clocks

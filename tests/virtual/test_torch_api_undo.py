@@ -155,7 +155,7 @@ def switches():
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_what_a_program_sets_ends_with_it(switch):
+def test_settings_end_with_their_program(switch):
     """The next program in this process finds what this one has found, as in a process of its own."""
     before = switches()
     with virtual_gpu("H200"):

@@ -247,13 +247,13 @@ def test_shapes_at_their_maximum_are_counted_and_covered():
     assert "make the figure a bound" in e.certainty
 
 
-def test_values_that_were_made_up_are_said():
+def test_assumed_values_are_reported():
     e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32), read=lambda loss: loss.item()), gpu="H200")
     assert KNOWN not in e.certainty and "numbers that the code printed or compared" in e.certainty
     assert e.assumed[0]["covered"] is False and "the bound does not cover this" in e.certainty
 
 
-def test_fitted_formulas_of_recurrent_networks_are_said():
+def test_fitted_formulas_of_recurrent_networks_are_noted():
     class Last(nn.LSTM):
         def forward(self, x):
             return super().forward(x)[0]
@@ -263,18 +263,18 @@ def test_fitted_formulas_of_recurrent_networks_are_said():
     assert e.upper_covers is False
 
 
-def test_what_the_bound_covers_and_what_not_are_told_apart():
+def test_covered_and_uncovered_parts_of_the_bound():
     e = ullage.estimate(training(Masked, images(8, 32), read=lambda loss: loss.item()), gpu="H200")
     assert "the bound does not cover numbers that the code printed or compared" in e.certainty
 
 
-def test_a_gpu_that_was_not_measured_is_said():
+def test_an_unmeasured_gpu_is_reported():
     e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32)), gpu="A100-40GB")
     assert KNOWN not in e.certainty and "not measured on A100-40GB: rules for other GPUs" in e.certainty
     assert e.upper_covers is None and "the bound adds 5% for this" in e.certainty
 
 
-def test_a_pytorch_older_than_the_measured_one_is_said(monkeypatch):
+def test_a_pytorch_older_than_the_measured_one_is_noted(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
     monkeypatch.delenv("ULLAGE_PYTORCH", raising=False)
     e = ullage.estimate(training(lambda: nn.Linear(32, 32), images(8, 32)), gpu="H200")

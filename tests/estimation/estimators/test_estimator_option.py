@@ -62,7 +62,7 @@ def test_an_unknown_estimator_is_one_clear_message(name: str) -> None:
 
 
 @pytest.mark.parametrize("words", [["--timeline", "t.html"], ["--snapshot", "s.pickle"]])
-def test_what_only_ullage_can_do_is_refused(words: list[str]) -> None:
+def test_options_of_ullage_alone_are_refused(words: list[str]) -> None:
     done = runner.invoke(app, ["estimate", "torchvision:resnet18", "--estimator", "horus", *words])
     assert done.exit_code != 0 and "is for Ullage's own estimate" in str(done.exception)
 

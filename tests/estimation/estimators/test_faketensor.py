@@ -56,7 +56,7 @@ def test_the_margin_is_four_gib() -> None:
     assert wide.figure - plain.figure == MARGIN == 4 << 30
 
 
-def test_what_it_was_not_evaluated_for_is_refused() -> None:
+def test_unevaluated_jobs_are_refused() -> None:
     with pytest.raises(InvalidValue, match="this is inference"):
         find("faketensor").estimate(
             JobRequest(Model("mlp:x", settings={"widths": [8, 4]}, batch_size=2, inference=True)), gpu("T4")

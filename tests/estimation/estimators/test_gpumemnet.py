@@ -279,7 +279,7 @@ def test_classes_are_those_of_the_paper_unless_others_are_named() -> None:
         find("gpumemnet").estimate(JobRequest(CNN, options={"bin": "2GiB"}), gpu("H200"))
 
 
-def test_another_gpu_is_said_to_be_another_one() -> None:
+def test_another_gpu_is_reported() -> None:
     e = find("gpumemnet").estimate(JobRequest(MLP), gpu("A100-40GB"))
     assert any("trained on an H200 alone" in note for note in e.notes)
 

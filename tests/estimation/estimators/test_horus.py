@@ -127,7 +127,7 @@ def test_layers_that_do_not_add_up_are_refused_with_both_numbers() -> None:
     assert any("cut off" in note for note in read_summary(cut).notes) and not read_summary(TORCHSUMMARY).notes
 
 
-def test_printed_modules_beside_a_table_do_not_excuse_its_sum() -> None:
+def test_printed_modules_do_not_excuse_a_tables_sum() -> None:
     with pytest.raises(InvalidValue, match="54,410 parameters, but they have 54,090"):
         read_summary(TORCHSUMMARY.replace(" 320", " 0") + "Linear(in_features=1, out_features=1), 2 params\n")
     assert read_summary(TORCHINFO.replace("--\n├", "²\n├")).parameters == 54_410

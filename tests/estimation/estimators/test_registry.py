@@ -40,7 +40,7 @@ def test_a_job_has_one_kind() -> None:
     assert kinds == ["function", "script", "summary", "model"]
 
 
-def test_what_is_not_supported_is_refused_with_the_reason() -> None:
+def test_unsupported_jobs_are_refused_with_the_reason() -> None:
     with pytest.raises(InvalidValue, match="a summary has no code to run"):
         find("ullage").estimate(JobRequest(Summary("x.txt", "Linear-1")), gpu("T4"))
 

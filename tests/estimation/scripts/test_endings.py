@@ -227,7 +227,7 @@ def test_out_of_memory_caught_at_the_first_step_counts(follow):
     assert "CUDA out of memory" in follow(source)["out_of_memory"]
 
 
-def test_a_package_beside_the_script_says_how_python_finds_it(tmp_path, monkeypatch):
+def test_a_package_next_to_the_script_names_pythons_search(tmp_path, monkeypatch):
     (tmp_path / "nets").mkdir()
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/train.py").write_text("import torch, nets")

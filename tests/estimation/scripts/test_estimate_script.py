@@ -124,14 +124,14 @@ def test_the_scripts_last_words_are_shown_when_it_fails(script):
     assert "unrecognized arguments: --batch 8" in str(failure.value)
 
 
-def test_a_crash_is_told_with_the_scripts_line(script):
+def test_a_crash_is_reported_with_the_scripts_line(script):
     name = script("import ctypes\nctypes.string_at(0)")
     with pytest.raises(ScriptFailed, match="was ended by SIGSEGV: compiled code may have read a tensor") as failure:
         estimate_script(name)
     assert 'train.py", line 2 in <module>' in str(failure.value)
 
 
-def test_time_that_is_over_is_told(script):
+def test_an_expired_time_limit_is_reported(script):
     name = script("import time\ntime.sleep(3600)")
     with pytest.raises(ScriptFailed, match="had come to no backward pass after 2 s"):
         estimate_script(name, timeout=2.0)
@@ -197,7 +197,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("args", "options", "told"), MISTAKES)
-def test_a_mistake_is_told_before_anything_runs(script, args, options, told):
+def test_a_mistake_is_reported_before_any_run(script, args, options, told):
     script("", "beside.py")
     script("", "folder/train.py")
     with pytest.raises((InvalidValue, LookupError), match=told):
@@ -263,7 +263,7 @@ def test_the_network_is_not_reached_unless_allowed(script):
         estimate_script(name)
 
 
-def test_too_many_bytes_are_told(script, monkeypatch):
+def test_too_many_bytes_are_reported(script, monkeypatch):
     monkeypatch.setattr(parent, "_LIMITS", {"written": 16 << 20})
     name = script("open('large', 'wb').write(bytes(64 << 20))\nimport time\ntime.sleep(60)")
     with pytest.raises(ScriptFailed, match="the process of train.py wrote more than 16.0 MiB"):

@@ -30,7 +30,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("source", OTHERS)
-def test_another_framework_is_told_before_anything_runs(script, source):
+def test_another_framework_is_refused_before_any_run(script, source):
     name = script(source)
     with pytest.raises(ScriptFailed) as failure:
         estimate_script(name)

@@ -96,7 +96,7 @@ def test_an_unsuitable_python_is_refused_before_a_run(script, tmp_path, empty):
         assert told in str(failure.value) and "\n" not in str(failure.value)
 
 
-def test_a_pytorch_that_is_too_old_is_told(script, empty):
+def test_a_pytorch_that_is_too_old_is_reported(script, empty):
     (site_packages(empty) / "torch").mkdir()
     (site_packages(empty) / "torch/__init__.py").write_text("raise SystemExit('PyTorch was imported')")
     (site_packages(empty) / "torch-2.1.2.dist-info").mkdir()

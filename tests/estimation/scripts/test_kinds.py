@@ -166,7 +166,7 @@ for epoch in range(50):
         pytest.param("model", "if True:", marks=pytest.mark.slow),
     ],
 )
-def test_validation_is_reached_and_its_peak_told_apart(estimated, evaluated, no_grad):
+def test_validation_is_reached_and_its_peak_separated(estimated, evaluated, no_grad):
     values = estimated(HEAD + VALIDATION.format(no_grad=no_grad).replace("EVALUATED", evaluated))
     assert values["phases"]["validation"] > values["phases"]["training"]
     assert values["phases"]["validation"] == values["peak_reserved"]
@@ -189,7 +189,7 @@ for step in range(10):
     assert set(values["phases"]) == {"training"}
 
 
-def test_ddp_keeps_buckets_beside_the_gradients(estimated):
+def test_ddp_keeps_buckets_in_addition_to_gradients(estimated):
     source = (
         HEAD
         + """
@@ -209,7 +209,7 @@ for step in range(4):
     assert not torch.distributed.is_initialized()
 
 
-def test_what_the_loop_keeps_is_noted(estimated):
+def test_memory_that_the_loop_keeps_is_noted(estimated):
     values = estimated(
         HEAD
         + """

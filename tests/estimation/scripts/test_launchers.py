@@ -48,7 +48,7 @@ def test_the_ranks_of_a_command(words, found):
     assert (script.world_size, script.nodes, script.launched_by) == found
 
 
-def test_variables_that_a_launcher_is_told_are_set():
+def test_variables_of_the_launchers_options_are_set():
     words = "mpirun -x A=1 -x HOME -genv B 2 -n 2 python train.py"
     assert launched(words.split()).variables == {"A": "1", "B": "2"}
 
@@ -64,7 +64,7 @@ def test_variables_that_a_launcher_is_told_are_set():
         ("horovodrun -np 4 python a.py", "Ullage does not follow horovodrun; type the script alone, with --world-size"),
     ],
 )
-def test_what_cannot_be_followed_is_said(words, message, tmp_path, monkeypatch):
+def test_scripts_that_cannot_be_followed_are_reported(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("")
     source, *args = words.split()

@@ -185,7 +185,7 @@ def test_of_a_folder_without_weights_the_configuration_is_enough(script, tmp_pat
     }
 
 
-def test_what_the_cache_lacks_is_said_with_the_line_to_type(hub, script):
+def test_missing_cache_files_name_the_command_to_type(hub, script):
     with pytest.raises(ScriptFailed) as caught:
         script.run("import torch; from huggingface_hub import hf_hub_download as get\nget('org/whole', 'config.json')")
     line = str(caught.value).splitlines()[0]

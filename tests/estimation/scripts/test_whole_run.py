@@ -72,7 +72,7 @@ def test_a_cut_epoch_has_a_second_batch_for_its_mean(follow):
 
 
 @pytest.mark.parametrize("loop", ENDLESS)
-def test_what_comes_after_training_is_seen(estimated, loop):
+def test_code_after_training_is_followed(estimated, loop):
     values = estimated(HEAD + ENDLESS[loop] + "\nmerged = large()\nprint('the end')")
     assert "the end" in values["printed"]
     assert values["phases"]["after training"] == values["peak_reserved"] > 400 << 20
@@ -238,7 +238,7 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("what", BESIDE)
-def test_what_comes_beside_training_is_seen(estimated, what):
+def test_code_next_to_training_is_followed(estimated, what):
     values = estimated(HEAD + SEEN.replace("BESIDE", BESIDE[what]))
     assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
 
@@ -259,7 +259,7 @@ for i in range(5): step()
     assert "names ('range',)" in values["printed"]
 
 
-def test_modules_beside_the_script_are_followed_alike(estimated, tmp_path):
+def test_modules_next_to_the_script_are_followed_alike(estimated, tmp_path):
     (tmp_path / "engine_beside.py").write_text("def fit(step):\n    while True:\n        step()\n")
     values = estimated(HEAD + "import engine_beside\nengine_beside.fit(step)\nlarge(); print('the end')")
     assert "the end" in values["printed"] and values["peak_reserved"] > 400 << 20
@@ -295,7 +295,7 @@ large(); print("the end")
 
 
 @pytest.mark.parametrize("when", EVERY_SO_OFTEN)
-def test_what_happens_every_so_many_steps_is_brought_forward(estimated, when):
+def test_work_every_n_steps_is_brought_forward(estimated, when):
     functions = """
 def now():
     print("now"); large()

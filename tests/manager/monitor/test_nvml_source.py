@@ -163,7 +163,7 @@ def test_listing_again_asks_no_names_of_known_gpus() -> None:
     assert (nvml.calls["nvmlDeviceGetName"], nvml.calls["nvmlGpmQueryDeviceSupport"]) == (2, 2)
 
 
-def test_a_lost_gpu_is_said_to_be_lost_and_left_out_of_the_list() -> None:
+def test_a_lost_gpu_is_reported_and_left_out_of_the_list() -> None:
     gpus = [FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")]
     source = NvmlSource(FakeNvml(gpus))
     assert [device.id for device in source.devices()] == ["GPU-a", "GPU-b"]

@@ -189,7 +189,7 @@ def _read_until(master: int, wanted: bytes) -> bytes:
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(words: tuple[str, ...], said: str) -> None:
+def test_impossible_commands_are_refused_in_one_line(words: tuple[str, ...], said: str) -> None:
     done = top(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and len(done.stderr.splitlines()) == 1

@@ -79,7 +79,7 @@ def test_jobs_of_an_array_have_the_names_of_the_command_line(page, work, visitor
         see(visitor, ".scroll td", f"{first}_{index}")
 
 
-def test_the_browser_runs_no_handler_that_somebody_slipped_in(page, visitor):
+def test_the_browser_runs_no_injected_handler(page, visitor):
     visitor.goto(page.url + "/")
     see(visitor, ".card", "GPU 0")
     insert = "document.body.insertAdjacentHTML('beforeend', html)"

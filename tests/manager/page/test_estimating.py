@@ -197,7 +197,7 @@ torch.empty(size << 30, dtype=torch.uint8, device="cuda")
 
 
 @pytest.mark.slow
-def test_a_script_that_does_not_fit_is_told_what_would_help(page, tab):
+def test_a_script_that_does_not_fit_gets_advice(page, tab):
     tab.goto(page.url + "/estimate")
     tab.get_by_role("button", name="script", exact=True).click()
     tab.get_by_label("Text of the script").fill(TAKES)
@@ -240,7 +240,7 @@ def test_a_job_is_tried_out_and_submitted_and_watched_to_its_end(page, work, tab
 
 
 @pytest.mark.slow
-def test_what_if_estimates_a_job_that_says_nothing_of_its_memory(page, work, tab):
+def test_what_if_estimates_a_job_without_memory(page, work, tab):
     (work.work / "train.py").write_text(TINY)
     tab.goto(page.url + "/submit")
     tab.get_by_label("Command").fill(f"{sys.executable} train.py")
@@ -258,7 +258,7 @@ NOTE_ALERTS = """() => {
 }"""
 
 
-def test_who_may_only_read_cannot_submit_or_estimate(page, browser):
+def test_a_read_token_cannot_submit_or_estimate(page, browser):
     """An empty form that is sent would be told what it lacks; what is done after it has an effect."""
     tab = tab_of(browser, page.url, page.token(scope="read"))
     for path, name, says, number in (

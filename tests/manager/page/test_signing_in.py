@@ -30,7 +30,7 @@ def test_without_a_session_there_is_a_form_and_nothing_else(page):
     assert requests.get(page.url + "/health", timeout=60).json() == {"status": "ok"}
 
 
-def test_what_a_page_preloads_is_there(page):
+def test_preloaded_files_exist(page):
     visitor = page.signed_in()
     shown = visitor.get(page.url + "/queue", timeout=60).text
     addresses = re.findall(r'<link rel="modulepreload" href="([^"]+)"', shown)
@@ -136,7 +136,7 @@ def test_missing_and_failing_pages_show_no_stack_trace(page):
     assert page.sign_in(token="x" * 5000).status_code == 413
 
 
-def test_who_fails_too_often_has_to_wait(page):
+def test_a_client_with_many_failed_logins_must_wait(page):
     sessions = Sessions(page.api, 60.0)
 
     async def tries() -> None:
@@ -310,7 +310,7 @@ def test_a_link_works_once_and_for_some_minutes(page):
     asyncio.run(follow())
 
 
-def test_an_answer_nobody_waits_for_may_be_a_refusal():
+def test_an_unread_answer_may_be_a_refusal():
     """A page that is left while it waits: what the daemon then answers is nobody's."""
 
     class Slow:

@@ -56,7 +56,7 @@ def test_the_reason_says_for_whom_it_is_reserved() -> None:
 
 
 @pytest.mark.parametrize("policy", policies())
-def test_who_waits_for_a_booking_to_end_holds_up_nobody(policy: str) -> None:
+def test_a_job_that_waits_for_a_booking_delays_no_other(policy: str) -> None:
     outcome = ask([job(1), job(2), job(3, mine=True)], 1500.0, policy=policy)
     assert placed(outcome) == [3]
     long_ago = ask([job(1, priority=5), job(2, time_limit=300.0)], 500.0, policy=policy)

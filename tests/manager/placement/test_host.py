@@ -88,7 +88,7 @@ def test_users_take_turns_also_with_jobs_that_need_no_gpu() -> None:
     assert [each.id for each in fair_order(first + second, RULES, now=20.0)] == [1, 11, 2, 12, 3, 13]
 
 
-def test_what_nobody_asks_for_is_not_counted() -> None:
+def test_unrequested_resources_are_not_counted() -> None:
     there = [job(100, cores=8, memory=64)]
     assert placed(ask([job(1), job(2, gpus=0)], there)) == [1, 2]
     assert placed(ask([job(1, cores=100)], there, host=None)) == [1], "a host that is not counted holds everything"
@@ -99,7 +99,7 @@ def test_a_job_without_a_gpu_needs_no_gpu() -> None:
     assert [(each.job, each.slots, each.promise) for each in outcome.placed] == [(1, (), 0)]
 
 
-def test_a_job_that_asks_for_more_than_there_is_holds_up_nobody() -> None:
+def test_a_job_that_needs_too_much_delays_no_other() -> None:
     for policy in policies():
         assert placed(ask([job(1, cores=9), job(2, cores=8)], policy=policy, now=1000.0)) == [2], policy
 
@@ -119,7 +119,7 @@ def test_kept_cores_are_lent_to_jobs_that_end_in_time() -> None:
     assert placed(ask([job(1, cores=8, submitted=0.0, gpus=0), long, short], there, now=150.0)) == [3]
 
 
-def test_what_the_waiting_job_leaves_may_be_taken() -> None:
+def test_jobs_may_use_room_that_the_waiting_job_leaves() -> None:
     there = [job(100, cores=1, exclusive=True)]
     wide = job(1, cores=4, submitted=0.0, gpus=2, exclusive=True)
     jobs = [wide, job(2, cores=3, gpus=0, submitted=1.0), job(3, cores=1, gpus=0, submitted=2.0)]

@@ -67,7 +67,7 @@ def test_the_answer_may_depend_on_the_job() -> None:
     assert where(apart, jobs, slots(0, 0), fair=False) == {1: [0], 2: [1], 3: [0]}
 
 
-def test_none_and_too_few_let_a_job_wait_and_it_is_told() -> None:
+def test_none_and_too_few_let_a_job_wait_with_a_reason() -> None:
     def idle_ones(job: Job, gpus: Gpus, now: float) -> list[GpuView] | None:
         return None if job.id == 3 else [gpu for gpu in gpus if gpu.idle]
 
@@ -81,7 +81,7 @@ def test_none_and_too_few_let_a_job_wait_and_it_is_told() -> None:
     }
 
 
-def test_what_the_function_sees() -> None:
+def test_arguments_of_the_function() -> None:
     seen: dict[str, Any] = {}
 
     def look(job: Job, gpus: Gpus, now: float) -> None:
@@ -180,7 +180,7 @@ def test_a_failing_or_nonsensical_function_is_one_message(message: str) -> None:
     assert said.startswith("the policy mine.py:choose failed for job 9: ") and message in said
 
 
-def test_one_who_must_go_on_places_the_others_and_is_told() -> None:
+def test_an_error_in_a_policy_is_logged_and_others_placed() -> None:
     def choosy(job: Job, gpus: Gpus, now: float) -> GpuView:
         return gpus[0] if job.promise / GIB else gpus[1]  # type: ignore[operator]
 

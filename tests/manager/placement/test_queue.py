@@ -104,7 +104,7 @@ def test_the_dissertations_policies_keep_the_order_by_default(policy: str) -> No
 
 
 @pytest.mark.parametrize("policy", [*IN_ORDER, "ullage"])
-def test_a_waiting_recovery_job_goes_first_but_holds_up_nobody(policy: str) -> None:
+def test_a_waiting_recovery_job_goes_first_but_delays_none(policy: str) -> None:
     there = running((job(100, promise=10), "GPU-0"))
     jobs = [job(1, promise=5), job(2, promise=40, recovery=True, queued=9.0)]
     outcome = decide(policy, jobs, there, slots(2), Ledger(), QUIET, now=10.0)
@@ -115,7 +115,7 @@ def test_a_waiting_recovery_job_goes_first_but_holds_up_nobody(policy: str) -> N
 
 
 @pytest.mark.parametrize("policy", [*IN_ORDER, "ullage"])
-def test_a_job_that_can_never_be_placed_holds_up_nobody(policy: str) -> None:
+def test_a_job_that_can_never_be_placed_delays_no_other(policy: str) -> None:
     jobs = [job(1, promise=50, submitted=-1000.0), job(2, gpus=9, submitted=-1000.0), job(3, promise=5)]
     outcome = decide(policy, jobs, [], slots(2), Ledger(), QUIET, now=10.0)
     assert [each.job for each in outcome.placed] == [3]
@@ -209,7 +209,7 @@ def test_several_gpus_are_given_whole_and_distinct() -> None:
     )
 
 
-def test_nobody_joins_an_exclusive_job_despite_free_memory() -> None:
+def test_no_job_joins_an_exclusive_job_despite_free_memory() -> None:
     """On GPUs of different sizes it is promised the smaller size on both."""
     mixed = [slots(1)[0], Slot("large", 1, "H200", 140 * GIB, 0, Activity(smact=0.0))]
     outcome = decide(
@@ -416,7 +416,7 @@ def test_a_throttled_array_runs_no_more_than_its_throttle(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["ullage", *IN_ORDER])
-def test_a_throttled_array_holds_up_nobody_and_keeps_no_slot(policy: str) -> None:
+def test_a_throttled_array_delays_no_job_and_keeps_no_slot(policy: str) -> None:
     wait = [element(1, throttle=1), element(2, throttle=1), job(3, 1, user="bob"), job(4, 1)]
     outcome = decide(policy, wait, running((element(90), "GPU-0")), slots(3), Ledger(), QUIET, now=5000.0)
     assert {placed.job for placed in outcome.placed} == {3, 4}

@@ -35,7 +35,7 @@ def test_rad_rm_gives_a_gpu_to_itself_at_once():
     assert attempts(RecoveryRules(), promise=None) == [None, None], "nothing to add to where nothing is known"
 
 
-def test_what_was_learned_counts_more_than_the_promise():
+def test_measured_use_counts_more_than_the_promise():
     rules = RecoveryRules()
     assert after_failure(Failure("memory", promise=GIB, used=11 * GIB), A100, rules).promise == 16 * GIB
     assert after_failure(Failure("memory", promise=GIB, needed=22 * GIB), A100, rules).promise == 27 * GIB

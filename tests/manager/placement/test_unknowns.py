@@ -90,7 +90,7 @@ def test_without_a_floor_only_jobs_of_unknown_need_overbook() -> None:
     assert placed("magm", jobs(9, promise=1), full, rules) == []
 
 
-def test_what_unknown_jobs_are_seen_to_take_is_no_longer_free() -> None:
+def test_measured_memory_of_unknown_jobs_is_not_free() -> None:
     slots, ledger = [slot()], Ledger()
     rules = Rules(unknown="floor", free_floor=5 * GIB, smact_limit=None, margin=0)
     ledger.adopt(100, {"GPU-0": 5 * GIB})

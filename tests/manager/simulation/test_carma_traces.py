@@ -41,7 +41,7 @@ def test_a_job_works_only_the_epochs_that_its_command_runs(tmp_path: Path) -> No
     assert any("epochs" in note for note in trace.notes)
 
 
-def test_caps_and_jobs_that_nobody_knows_are_noted(tmp_path: Path) -> None:
+def test_caps_and_unknown_jobs_are_noted(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, RESNET, MASK))
     mask = trace.jobs[1].kind
     assert mask.name == "maskrcnn b128" and mask.estimates["ullage"] is None and mask.alone["A100-40GB"]

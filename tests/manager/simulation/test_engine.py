@@ -68,7 +68,7 @@ def test_a_kind_may_take_longer_to_start_than_others() -> None:
     assert ends == [[65.0, 71.0], [60.0, 60.0]]
 
 
-def test_phases_without_the_gpu_slow_nobody() -> None:
+def test_phases_without_the_gpu_slow_no_job() -> None:
     """One job works while the other one starts, and is done when that begins to work."""
     jobs = [
         TraceJob(1, 0.0, in_phases("a", 0.9, 0.0), work_s=30.0),
@@ -114,7 +114,7 @@ def test_sharing_slows_jobs_down_until_they_are_alone_again() -> None:
     assert spans(play(jobs, **settings, interference=False)) == [(0.0, 100.0), (0.0, 200.0)]
 
 
-def test_who_comes_last_runs_out_of_memory_and_recovers() -> None:
+def test_the_last_job_runs_out_of_memory_and_recovers() -> None:
     jobs = [TraceJob(1, 0.0, kind("a", 25), 100.0), TraceJob(2, 1.0, kind("b", 25), 100.0)]
     found = play(jobs, policy="magm", estimator="none", unknown="floor", free_floor=2 * GIB, startup_s=5.0)
     assert [attempt.cause for attempt in found.jobs[0].attempts] == [FINISHED]
@@ -271,7 +271,7 @@ def test_a_time_limit_ends_a_job() -> None:
         ({"gpus": "4xA1000"}, "A100"),
     ],
 )
-def test_what_is_unknown_is_said(settings: dict[str, str], words: str) -> None:
+def test_unknown_names_are_refused(settings: dict[str, str], words: str) -> None:
     with pytest.raises((InvalidValue, UnknownName), match=words):
         play([TraceJob(1, 0.0, kind("a", 4), 1.0)], **settings)
 

@@ -73,7 +73,7 @@ def test_more_jobs_come_in_the_afternoon_than_in_the_night() -> None:
     assert sum(hours[hour] for hour in range(12, 18)) > 4 * sum(hours[hour] for hour in range(6))
 
 
-def test_a_few_users_submit_most_and_alike_if_told_so() -> None:
+def test_a_few_users_submit_most_unless_set_otherwise() -> None:
     counted = Counter(job.user for job in generate_trace(20000, 1, users=10, zipf=1.0).jobs)
     assert counted["user01"] / counted["user10"] == pytest.approx(10, rel=0.3)
     alike = Counter(job.user for job in generate_trace(20000, 1, users=10, zipf=0.0).jobs)
@@ -108,6 +108,6 @@ def test_the_number_of_gpus_can_be_drawn_too() -> None:
         ({"mix": {"resnet5O b32": 1}}, "did you mean 'resnet50 b32'"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(options: dict[str, object], words: str) -> None:
+def test_impossible_draws_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(UllageError, match=words):
         generate_trace(**{"jobs": 10, **options})

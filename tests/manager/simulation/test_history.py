@@ -143,7 +143,7 @@ def test_thousands_of_jobs_at_once_share_a_gpu_as_a_few_do():
     assert worked(4000) == pytest.approx(worked(4), rel=0.05)
 
 
-def test_start_up_is_no_work_and_slows_nobody_down():
+def test_start_up_is_no_work_and_slows_no_job():
     found = told(job(1, attempt(100.0, 200.0)), job(2, attempt(110.0, 120.0)), sharing="time-slicing")
     first, second = trace_of_history(found, startup_s=10.0).jobs
     assert (first.work_s, second.work_s) == (90.0, 0.0)
@@ -157,7 +157,7 @@ def test_a_job_on_two_gpus_is_as_slow_as_on_the_slower_one():
     assert found[1].work_s == pytest.approx(found[2].work_s) and found[1].work_s < 70
 
 
-def test_nothing_known_of_a_job_is_said():
+def test_a_job_without_known_facts_is_reported():
     unknown = attempt(100.0, 110.0, used=None, energy=None)
     found = trace_of_history(
         told(job(1, unknown, work=None), job(2, unknown | {"exclusive": True}, work=None, promise=None))
@@ -223,7 +223,7 @@ def retold(result):
     return told(*jobs, gpus=2, sharing="time-slicing")
 
 
-def test_what_a_simulation_did_gives_its_trace_again():
+def test_a_simulation_gives_its_trace_again():
     kinds = [
         JobKind(name, 6 * GIB, {"H200": alone}, {"ullage": 8 * GIB})
         for name, alone in (("busy", BUSY), ("light", LIGHT))

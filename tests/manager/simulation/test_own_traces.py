@@ -61,7 +61,7 @@ def test_dates_are_counted_from_the_first_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.json", "t.json.gz"])
-def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
+def test_written_traces_are_read_again(tmp_path: Path, name: str) -> None:
     trace = generate_trace(60, 1, burst=2)
     write_trace(trace, tmp_path / name)
     again = read_trace(tmp_path / name)
@@ -143,7 +143,7 @@ HEAD = "arrival,kind,memory,gpus,work_s\n"
         ('{"ullage_trace": 1, "kinds": {"a": {}}, "jobs": []}', "the kind 'a' is not one: 'memory' is missing"),
     ],
 )
-def test_errors_say_where_what_was_needed_and_what_was_found(tmp_path: Path, text: str, words: str) -> None:
+def test_errors_name_the_place_the_rule_and_the_value(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UllageError, match=words):
         read_trace(written(tmp_path, text))
 

@@ -65,7 +65,7 @@ def test_an_estimator_missing_in_the_trace_runs_and_is_cached() -> None:
     assert asked == pytest.approx(kept.estimates["ullage"], rel=0.05)
 
 
-def test_of_a_job_that_nobody_knows_no_estimator_can_be_asked() -> None:
+def test_an_unknown_job_has_no_estimates() -> None:
     kind = JobKind("mine", GIB, estimates={"horus": GIB})
     with pytest.raises(
         UllageError, match="the trace has no estimate by fast for jobs like mine.* of oracle .*, none, horus"

@@ -120,13 +120,13 @@ def test_a_history_shows_the_effect_of_another_sharing(replays):
 
 
 @pytest.mark.parametrize("name", SECONDS)
-def test_who_won_in_reality(replays, name):
+def test_the_winner_in_reality(replays, name):
     recorded, seconds = simulated_reality.named(replays.traces, name), SECONDS[name]
     assert {run: round(row["makespan_s"]) for run, row in recorded.runs.items()} == seconds
     assert min(seconds, key=seconds.__getitem__) == next(iter(seconds)), "the first in the list won"
 
 
-def test_who_won_on_the_traces_with_names(replays):
+def test_the_winner_on_the_named_traces(replays):
     """The policy as it is now: what it did in reality stays recorded, whatever the simulator makes of it."""
     ten = "magm/monitoring.window=10s"
     seconds = {
@@ -141,7 +141,7 @@ def test_who_won_on_the_traces_with_names(replays):
     } == seconds
 
 
-def test_who_won_on_the_traces_that_were_played_later():
+def test_the_winner_on_the_later_traces():
     ten = "magm/monitoring.window=10s"
     seconds = {}
     for row in simulated_reality.rows(simulated_reality.DATA / "later" / "h200_traces.jsonl"):

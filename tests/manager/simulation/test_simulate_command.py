@@ -50,7 +50,7 @@ def test_json_has_what_the_python_function_gives(typed, trace):
     assert run["figures"] == json.loads(json.dumps(result.figures.to_dict())) and result.figures.done == 6
 
 
-def test_saved_runs_are_shown_beside_others(typed, trace, tmp_path):
+def test_saved_runs_are_shown_with_others(typed, trace, tmp_path):
     saved, page = tmp_path / "runs.json.gz", tmp_path / "runs.html"
     assert typed("simulate", trace, "--gpus", "A100-40GB", "--save", saved, "--label", "before")[0] == 0
     code, out, err = typed("simulate", trace, "--gpus", "2xA100-40GB", "--compare-with", saved, "--report", page)
@@ -79,7 +79,7 @@ def test_after_ctrl_c_the_runs_that_are_done_are_printed(typed, trace, tmp_path,
     assert len(json.loads(saved.read_text())["runs"]) == 1
 
 
-def test_unknown_memory_is_told(typed, trace):
+def test_unknown_memory_is_reported(typed, trace):
     _, out, _ = typed("simulate", trace, "--gpus", "A100-40GB", "--policy", "magm", "--estimator", "none")
     assert "each job had a GPU to itself; see --unknown floor" in out
 
@@ -98,7 +98,7 @@ def test_unknown_memory_is_told(typed, trace):
         (("--gpus", "T4", "--smact-limit", "x"), "a share must be a number such as 0.8"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(typed, trace, words, said):
+def test_mistakes_are_reported_in_a_line(typed, trace, words, said):
     code, out, err = typed("simulate", trace, *words)
     assert (code, out) == (2, "") and said in err and "Traceback" not in err
     assert len([line for line in err.splitlines() if line.startswith("ullage: ")]) == 1

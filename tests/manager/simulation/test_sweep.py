@@ -54,14 +54,14 @@ def test_processes_give_what_one_gives(outcomes):
     assert {o.case: o.figures for o in with_two} == {o.case: o.figures for o in outcomes[:3]}
 
 
-def test_a_process_that_dies_is_told_and_the_others_go_on(tmp_path):
+def test_a_dead_process_is_reported_and_the_others_continue(tmp_path):
     (tmp_path / "deadly.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     dying = sweeping.Case(DRAWN, Scenario(gpus="T4", policy=f"{tmp_path / 'deadly.py'}:choose"))
     found = {o.case: o for o in run_cases([dying, CASES[0]], workers=2)}
     assert found[dying].error == "its process ended with exit code -9" and found[CASES[0]].figures.done == 12
 
 
-def test_what_cannot_be_simulated_is_told_with_its_scenario():
+def test_a_failed_simulation_names_its_scenario():
     wanted = cases([TraceSource("/no/such/trace.csv")], SCENARIOS, [0])
     rows = summarize(wanted, run_cases(wanted))
     assert len(rows) == len(SCENARIOS)
@@ -150,7 +150,7 @@ def test_the_command_says_how_many_gpus_are_enough(typed):
     assert [each["enough"] for each in json.loads(out)["answers"]] == [None]
 
 
-def test_seeds_without_chance_are_told(typed, tmp_path):
+def test_seeds_without_chance_are_reported(typed, tmp_path):
     from tests.manager.simulation.test_simulate_command import HEAD, ROW
 
     file = tmp_path / "jobs.csv"
@@ -170,7 +170,7 @@ def test_seeds_without_chance_are_told(typed, tmp_path):
         (("simulate", "/no/such.csv", "--gpus", "T4", "--seeds", 2, "--workers", 1), 1, "/no/such.csv"),
     ],
 )
-def test_what_is_wrong_is_told(typed, words, code, said):
+def test_mistakes_are_reported(typed, words, code, said):
     found, out, err = typed(*words)
     assert found == code and said in out + err and "Traceback" not in err
 

@@ -50,7 +50,7 @@ def test_a_trace_of_another_form_is_converted(typed, tmp_path):
         (("--generate", 5, "--mix", "hevy", "--out", "x.csv"), "did you mean 'heavy'"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(typed, words, said, tmp_path, monkeypatch):
+def test_mistakes_are_reported_in_a_line(typed, words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = typed("trace", *words)
     assert code == 2 and said in err and "Traceback" not in err and not list(tmp_path.iterdir())

@@ -130,7 +130,7 @@ def test_a_conda_environment_is_entered_as_conda_would(tmp_path):
     assert read_batch(text, "/work", BEFORE).refusal is not None
 
 
-def test_what_another_file_sets_is_read_as_well(tmp_path):
+def test_variables_of_a_sourced_file_are_read(tmp_path):
     (tmp_path / "settings.sh").write_text("export MODEL=small\ncd sub\n")
     (tmp_path / "sub").mkdir()
     text = "#!/bin/bash\nsource settings.sh\n../inner.sh big\n"
@@ -139,7 +139,7 @@ def test_what_another_file_sets_is_read_as_well(tmp_path):
     assert one.command.args == ["--model", "small", "--size", "big"] and one.folder == f"{tmp_path}/sub"
 
 
-def test_all_that_a_loop_runs_is_found_and_each_once():
+def test_commands_of_a_loop_are_found_once():
     found = trainings("for lr in 1 2 2; do python train.py --lr $lr; done\npython evaluate.py")
     assert [each.shown for each in found] == ["train.py --lr 1", "train.py --lr 2", "evaluate.py"]
 
@@ -176,23 +176,23 @@ def test_programs_that_run_at_once_are_known_as_such():
         ("if true; then", "line 2 cannot be read as a shell script"),
     ],
 )
-def test_what_is_not_known_is_said_and_not_guessed(text, part):
+def test_unknown_parts_are_reported_and_not_guessed(text, part):
     assert part in refusal(text)
 
 
-def test_modules_are_told_and_not_followed():
+def test_modules_are_reported_and_not_followed():
     found = read_batch("#!/bin/bash\nmodule load cuda/12.4\npython train.py\n", "/work", BEFORE)
     assert found.trainings and "module load cuda/12.4" in found.notes[0]
 
 
-def test_what_slurm_sets_is_known_from_the_options():
+def test_slurms_variables_follow_from_the_options():
     text = "#SBATCH --array=3-9 -n 2\ncd $SLURM_SUBMIT_DIR\npython train.py $SLURM_ARRAY_TASK_ID $SLURM_NTASKS"
     found = read_batch(f"#!/bin/bash\n{text}", "/work", BEFORE)
     assert found.trainings[0].command.args == ["3", "2"]
     assert "index 3" in found.notes[0]
 
 
-def test_a_job_has_the_variables_that_sbatch_is_told_to_export():
+def test_a_job_has_the_variables_that_sbatch_exports():
     text = "#!/bin/bash\n#SBATCH --export=ALL,LR=0.1\npython train.py $LR $SEED"
     given = {**BEFORE, "SEED": "7", "LR": "9"}
 

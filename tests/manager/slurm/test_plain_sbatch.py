@@ -132,7 +132,7 @@ def test_the_controller_refuses_what_can_never_fit_by_itself(site, words, part):
     assert done.returncode != 0 and part in done.stderr
 
 
-def test_the_controllers_hook_asks_nobody(site):
+def test_the_controllers_hook_starts_no_process(site):
     """So it answers at once whatever is down: it has no way to open a file, start a program or reach a service."""
     hook = (site.folder / "job_submit.lua").read_text()
     code = re.sub(r"--.*", "", hook)

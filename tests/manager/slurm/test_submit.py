@@ -136,7 +136,7 @@ def test_more_than_a_gpu_has_is_refused_at_once(slurm, project, ullage):
         ("python train.py", ["--gres=shard:3"], None, {"gpus": "0"}),
     ],
 )
-def test_what_is_asked_for(slurm, project, text, words, gres, cleared):
+def test_the_request_of_a_job(slurm, project, text, words, gres, cleared):
     (project / "job.sh").write_text(job(text))
     plan = plan_words([*words, "job.sh"])
     assert of(plan) == gres

@@ -180,7 +180,7 @@ def test_a_job_that_meets_a_neighbour_moves_to_a_gpu_with_room(watch, slurm):
     ],
     ids=["a bug", "a bug after all", "overcome", "never twice", "a whole GPU", "killed"],
 )
-def test_what_more_memory_does_not_help_does_not_come_back(watch, slurm, text, words, cause):
+def test_a_job_that_more_memory_cannot_help_stays_out(watch, slurm, text, words, cause):
     job = watch.submit(JOB + text, *words)
     slurm.until_state(job, "FAILED", "COMPLETED")
     for _ in range(2):
@@ -242,7 +242,7 @@ def test_a_controller_that_is_killed_meanwhile_costs_nothing(watch, slurm, point
     assert shards.count(21) == 1
 
 
-def test_what_a_controller_forgot_is_done_again(watch, slurm):
+def test_forgotten_orders_of_a_controller_are_repeated(watch, slurm):
     """It loses its last writes: afterwards it shows the failure as if nothing had been done about it."""
     job = watch.submit(GROWS)
     slurm.until_state(job, "FAILED")
@@ -326,7 +326,7 @@ def test_one_watcher_runs_at_a_time_and_survives_a_slurm_outage(watch, slurm):
         thread.join()
 
 
-def test_what_is_no_store_is_said(tmp_path):
+def test_an_invalid_store_is_refused(tmp_path):
     with pytest.raises(InvalidValue, match="nothing was watched yet"):
         RunStore(tmp_path / "none.db")
     (tmp_path / "text.db").write_text("something else " * 100)
