@@ -52,7 +52,7 @@ def test_the_public_names_of_options():
 
 
 def test_a_row_that_is_no_run():
-    with pytest.raises(InvalidValue, match="does not describe a training run"):
+    with pytest.raises(InvalidValue, match="to describe a training run"):
         Model.from_row({"batch": 3})
 
 

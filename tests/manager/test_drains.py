@@ -120,7 +120,7 @@ def test_two_drains_of_a_gpu_for_a_time_do_not_overlap(common):
     now = time.time()
     ten, eleven = now + 10 * HOUR, now + 11 * HOUR
     common.client.drain(1, "first", ten, eleven, [OTHER])
-    with pytest.raises(InvalidValue, match="already; 'ullage admin resume --all' takes that back"):
+    with pytest.raises(InvalidValue, match="; undo that with 'ullage admin resume --all'"):
         common.client.drain(1, "", now + 10.5 * HOUR, eleven, [ME])
     common.client.drain(1, "", eleven, eleven + HOUR, [ME])
     common.client.drain(0, "", ten, eleven, [ME])

@@ -233,8 +233,8 @@ def test_a_refused_requeue_gives_a_reason(common):
     common.wait(once)
     answers = {answer["job"]: answer["text"] for answer in common.client.requeue(held, once)}
     assert answers == {
-        held: "cannot requeue: it waits already (held)",
-        once: "cannot requeue: it asked never to be started twice (--no-requeue); submit it anew",
+        held: "cannot requeue: it is already waiting (held)",
+        once: "cannot requeue: it has --no-requeue; submit it again",
     }
     common.client.cancel(held)
 

@@ -204,7 +204,7 @@ def test_a_job_that_blocks_a_gpu_is_estimated_first():
     assert (answered, left) == ([1, 4, 3], ["is not estimated, since the job will have ended before"])
 
 
-def test_an_estimate_that_comes_too_late_for_one_is_made_for_others():
+def test_an_estimate_too_late_for_one_job_is_made_for_others():
     same = user_asks(1, 1)
     answered, _, left = in_order([user_asks(0, 1), same, same], late=[2], at_once=1)
     assert (answered, left) == ([1, 2, 3], [])

@@ -134,7 +134,7 @@ def test_a_second_daemon_on_the_same_gpus_is_refused(locks, tmp_path, monkeypatc
     monkeypatch.setattr(daemon_module, "find_source", lambda settings, cards: sources.pop(0))
     with held_by(locks, "root") as other:
         with pytest.raises(
-            AlreadyServing, match=rf"GPU-a is served by another daemon already \(process {other.pid} of"
+            AlreadyServing, match=rf"another daemon already serves GPU-a \(process {other.pid} of"
         ):
             daemon_module.make_daemon(tmp_path / "one", read_settings(None), print)
         other.stdin.close()

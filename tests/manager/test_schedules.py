@@ -40,7 +40,7 @@ def test_a_start_once_job_stays_down_without_its_supervisor(home):
     number = home.submit(requeue=False)
     job = home.wait(number)
     assert (job["state"], causes(job)) == ("failed", ["watching process lost"])
-    assert job["detail"] == "the process that watched it was killed; it asked never to be started twice"
+    assert job["detail"] == "the process that watched it was killed; it has --no-requeue"
 
 
 def test_a_start_once_job_has_one_attempt_whatever_its_end(common):
@@ -51,7 +51,7 @@ def test_a_start_once_job_has_one_attempt_whatever_its_end(common):
         ("exit 3", "failed by itself"),
     ):
         job = common.wait(common.script(script, requeue=False))
-        assert (job["state"], causes(job)) == ("failed", [cause]) and "never to be started twice" in job["detail"]
+        assert (job["state"], causes(job)) == ("failed", [cause]) and "it has --no-requeue" in job["detail"]
 
 
 def test_a_job_that_was_not_begun_before_a_crash_is_started_once(home):

@@ -50,7 +50,7 @@ def test_mps_stays_for_jobs_that_go_on_and_is_adopted(with_mps):
     home.stop()
     assert calls(home) == ["started"], "a job that goes on needs it"
     home.start()
-    assert "MPS is running already" in home.said()
+    assert "MPS is already running" in home.said()
     home.go()
     assert home.wait(number)["state"] == "done"
 

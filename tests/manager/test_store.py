@@ -120,7 +120,7 @@ def test_a_database_that_is_gone_is_not_replaced_by_an_empty_one(served, loss):
     assert said.startswith("ullage: the database") and said.count("\n") == 1
     assert "nothing was changed" in said and "ullage serve --new-database" in said
     assert file.exists() == (loss == "emptied") and (not log.exists() or log.stat().st_size)
-    back = said.partition("To go back to it: ")[2].partition(". To begin anew")[0]
+    back = said.partition("To go back to it: ")[2].partition(". To start again")[0]
     subprocess.run(["sh", "-c", back], check=True)
     served.start()
     assert served.job(number)["state"] == "held"

@@ -21,7 +21,7 @@ def existing(path: str | Path | None) -> Path | None:
 
 def say_left(done: int, left: int, what: str, out: Path) -> None:
     if done:
-        Console(stderr=True).print(f"{done} {what} are in {out} already; {left} are left")
+        Console(stderr=True).print(f"{done} {what} are already in {out}; {left} are left")
 
 
 def measured_before(out: Path) -> set[str]:

@@ -20,7 +20,7 @@ class MpsUnavailable(UllageError, RuntimeError):
 
 
 class MpsService:
-    """One control daemon, which serves all GPUs that its environment shows. `start()` adopts it if it answers already.
+    """One control daemon, which serves all GPUs that its environment shows. `start()` adopts it if it already answers.
 
     service = MpsService(Path("folder"))
     service.start()
@@ -41,7 +41,7 @@ class MpsService:
         return {"CUDA_MPS_PIPE_DIRECTORY": str(self._pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     def start(self) -> bool:
-        """Start the daemon; `False` if it runs already."""
+        """Start the daemon; `False` if it is already running."""
         for folder in (self._pipe, self.log):
             folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         if self.answers():

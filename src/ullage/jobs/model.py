@@ -298,7 +298,7 @@ class Model:
         values = {name: value for name, value in named.items() if value is not None}
         missing = [ROW_KEYS[name] for name in ("model", "batch_size") if name not in values]
         if missing:
-            raise InvalidValue(f"this line does not describe a training run: it has no {' and no '.join(missing)}")
+            raise InvalidValue(f"a line must have {' and '.join(missing)} to describe a training run")
         values["model"] = current_name(str(values["model"]))
         known = _OF_SOURCES.get(PREFIXES.get(str(values["model"]).partition(":")[0], ""), {})
         own = {name: values[name] for name, default in known.items() if values.get(name, default) != default}

@@ -255,7 +255,7 @@ class _Cover:
         kernel.make_read_only(f"/new{path}")
 
     def _split(self, path: str) -> None:
-        """Cover the entries of a folder with mounts below it, which the kernel does not let us cover as a whole.
+        """Cover the entries of a folder with mounts below it, because the kernel refuses to cover it as a whole.
 
         A file that is too large for a copy becomes a link to the original, which can be read and replaced.
         """

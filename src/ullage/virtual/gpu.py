@@ -123,8 +123,8 @@ class VirtualGPU(GPUState):
     def __enter__(self) -> Self:
         if not _in_use.acquire(blocking=False):
             raise NestedGPUError(
-                "another thread is using a virtual GPU; needed: one thread at a time in a process. "
-                "Use one process an estimate, or wait for the other thread."
+                "one thread of a process can use a virtual GPU at a time, and another one uses it. "
+                "Use one process per estimate, or wait for the other thread."
             )
         measure_reference_counts(lambda function: _run_once(VirtualGPU(self.spec, AllocatorConfig()), function))
         restore = self._restore.callback

@@ -158,7 +158,7 @@ PRINTED = """Net(
 """
 
 
-def test_printed_modules_have_outputs_by_the_length_of_a_sequence(tmp_path: Path) -> None:
+def test_printed_modules_have_outputs_by_sequence_length(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="--sequence-length 512"):
         read_summary(PRINTED)
     summary = read_summary(PRINTED, 5)

@@ -425,5 +425,5 @@ def test_signing_out_leaves_no_way_back(page, browser, visitor):
     tab.goto(page.url + "/queue")
     assert tab.url == page.url + "/sign-in"
     tab.goto(page.link)
-    see(tab, "[role=alert]", "was used already")
+    see(tab, "[role=alert]", "was already used")
     tab.context.close()

@@ -106,7 +106,7 @@ def test_only_the_first_jobs_are_taken(tmp_path: Path) -> None:
 
 def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
     path = written(tmp_path, "mine", "t.csv")
-    with pytest.raises(UllageError, match="is there already"):
+    with pytest.raises(UllageError, match="already exists"):
         write_trace(generate_trace(2), path)
     assert path.read_text() == "mine"
     with pytest.raises(UllageError, match=r"must end in \.csv, \.json"):

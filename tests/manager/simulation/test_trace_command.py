@@ -24,7 +24,7 @@ def test_a_drawn_trace_is_written_shown_and_simulated(typed, tmp_path):
     assert json.loads(shown)["jobs"] == sum(row["jobs"] for row in json.loads(shown)["kinds"]) == 10
     before = file.read_text()
     code, _, err = typed("trace", "--generate", 5, "--out", file)
-    assert code == 2 and "is there already" in err and file.read_text() == before
+    assert code == 2 and "already exists" in err and file.read_text() == before
     assert typed("simulate", file, "--gpus", "2xA100-40GB", "--json")[0] == 0
 
 

@@ -30,7 +30,7 @@ REASONS = {
     FAILED: "the process ended without an answer, or the model did not run",
     NO_STEP: "a GradScaler skipped them: no pass ran with the optimizer's states in memory",
     GAVE_BACK: "cached memory had to be given back, so that the peak is not the run's own",
-    DUPLICATE: "the same run on the same GPU and version of PyTorch is there already",
+    DUPLICATE: "the same run on the same GPU and version of PyTorch already exists",
     IMPOSSIBLE: "figures that contradict each other, or less memory than weights and gradients take",
     NO_RUN: "the line is no configuration that Ullage can build",
 }

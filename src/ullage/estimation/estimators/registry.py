@@ -72,7 +72,7 @@ def estimator(name: str, *, title: str, source: str, needs: str, supports: Suppo
 
     def register(run: Run) -> Run:
         if name in _REGISTERED:
-            raise InvalidValue(f"there is an estimator {name!r} already")
+            raise InvalidValue(f"an estimator {name!r} already exists")
         known = supports if name == "ullage" else lambda request: _quantized(request) or supports(request)
         _REGISTERED[name] = Estimator(name, title, source, needs, known, run)
         return run

@@ -76,7 +76,7 @@ def check_drain(new: Drain, others: Iterable[Drain], now: float) -> None:
         raise InvalidValue(f"a drain must not be over and must last at most {LONGEST / 86400:.0f} days, got {span}")
     for other in others:
         if other.begin < (new.until or LAST_MOMENT) and new.begin < (other.until or LAST_MOMENT):
-            raise InvalidValue(f"this GPU {other.text} already; 'ullage admin resume --all' takes that back")
+            raise InvalidValue(f"this GPU {other.text}; undo that with 'ullage admin resume --all'")
 
 
 def _known(what: str, name: str, find: Callable[[str], object]) -> None:

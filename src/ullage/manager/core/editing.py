@@ -114,9 +114,9 @@ class JobEditor:
 
         def requeue(job: JobRecord) -> str:
             if job.state in WAITING:
-                raise InvalidValue(f"cannot requeue: it waits already ({job.state})")
+                raise InvalidValue(f"cannot requeue: it is already waiting ({job.state})")
             if job.option("requeue") is False:
-                raise InvalidValue("cannot requeue: it asked never to be started twice (--no-requeue); submit it anew")
+                raise InvalidValue("cannot requeue: it has --no-requeue; submit it again")
             if not job.state.is_over and memory is not None:
                 raise InvalidValue(f"cannot requeue with other memory: the job must be over, but it is {job.state}")
             if not job.state.is_over:

@@ -194,7 +194,7 @@ def what_next(
     highest use, `largest` the memory of the largest GPU, in bytes."""
     stay = RetryDecision(False, job.promise, job.exclusive, ended.detail)
     if job.option("requeue") is False and ended.cause is not Cause.NOT_STARTED:
-        return stay._replace(text=f"{ended.detail}; it asked never to be started twice")
+        return stay._replace(text=f"{ended.detail}; it has --no-requeue")
     if job.option("interactive") and ended.cause is not Cause.NOT_STARTED:
         return stay._replace(text=f"{ended.detail}; a job at a terminal is not started again")
     retries = job.option("retries") or 0

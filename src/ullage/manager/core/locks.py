@@ -22,7 +22,7 @@ def lock_home(folder: Path) -> int:
         pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
         os.close(descriptor)
         raise AlreadyServing(
-            f"a daemon is running in {folder.parent} already (process {pid or 'unknown'}); "
+            f"a daemon is already running in {folder.parent} (process {pid or 'unknown'}); "
             "`ullage queue` speaks to it, and another one needs another ULLAGE_HOME"
         ) from None
     os.ftruncate(descriptor, 0)
@@ -44,7 +44,7 @@ def lock_gpus(gpus: Iterable[str], say: Callable[[str], None]) -> list[int]:
             pid = _holder(descriptor)
             owner = _owner(pid)
             who = f"process {pid} of {user_name(owner)}" if pid and owner is not None else "another process"
-            text = f"{gpu} is served by another daemon already ({who}); two would promise the same memory twice"
+            text = f"another daemon already serves {gpu} ({who}); two would promise the same memory twice"
             if os.getuid() == 0 and owner not in (0, None):
                 say(f"{text}. This one serves it all the same, since it is root's; end the other one")
                 continue

@@ -319,7 +319,7 @@ class Orders:
             self._store.move(job, "withdraw", State.CANCELLED, "cancelled", detail="cancelled", cause="cancelled")
             return "cancelled"
         if job.state.is_over:
-            return f"is over already: {job.state}"
+            return f"is already over: {job.state}"
         self._attempts.stop(job, "cancelled", "cancelled")
         return "is being stopped"
 
@@ -328,7 +328,7 @@ class Orders:
 
         def hold(job: JobRecord) -> str:
             if job.state is State.HELD:
-                return "is held already"
+                return "is already held"
             self._store.move(job, "hold", State.HELD)
             return "is held"
 

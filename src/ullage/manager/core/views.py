@@ -40,7 +40,7 @@ _TO_BE_ESTIMATED = "waits to be estimated"
 
 # Why a job waits, for states in which placement does not decide.
 _REASONS = {
-    State.HELD: "is held; 'ullage edit --release' lets it go",
+    State.HELD: "is held; release it with 'ullage edit --release'",
     State.QUEUED: "has just come",
 }
 

@@ -159,7 +159,7 @@ class Monitor:
     def start(self) -> "Monitor":
         """List the devices, read them once, and continue in a thread."""
         if self._thread is not None:
-            raise InvalidValue("the monitor runs already")
+            raise InvalidValue("the monitor is already running")
         self._list()
         self.look()
         self._stop.clear()

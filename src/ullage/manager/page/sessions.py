@@ -200,7 +200,7 @@ class Sessions:
     async def _by_code(self, code: str) -> Session:
         until, first = self._codes.pop(code, (-1.0, "/"))
         if self._make_token is None or self.clock() > until:
-            raise NotAllowed("this link was used already, or its time is over; sign in with a token")
+            raise NotAllowed("this link was already used or has expired; sign in with a token")
         session = Session(self, self._make_token, self._lasts, True, first)
         try:
             await session.check()

@@ -49,7 +49,7 @@ class Mps(TimeSlicing):
         if self._service.start():
             self._say(f"MPS started; its log is in {self._service.log}")
         else:
-            self._say("MPS is running already; it is looked after again")
+            self._say("MPS is already running; the daemon watches it again")
 
     def watch(self) -> None:
         """Restart the control daemon if it does not answer."""

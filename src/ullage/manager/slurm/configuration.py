@@ -151,7 +151,7 @@ def write_files(contents: Mapping[str, str], folder: Path) -> list[Path]:
     """Write files into a folder. If one of them exists, write none."""
     there = [name for name in contents if (folder / name).exists()]
     if there:
-        raise InvalidValue(f"{folder} has {', '.join(there)} already; nothing was written. Name an empty folder")
+        raise InvalidValue(f"{folder} already has {', '.join(there)}; nothing was written. Name an empty folder")
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

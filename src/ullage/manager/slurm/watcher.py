@@ -194,7 +194,7 @@ def what_next(
     if ended.cause is not Cause.GPU_MEMORY and ended.cause not in _SYSTEM:
         return NextRun(None, ended.detail)
     if not job.requeue:
-        return NextRun(None, f"{ended.detail}; it asked never to be started twice (--no-requeue)")
+        return NextRun(None, f"{ended.detail}; it has --no-requeue")
     shards = next((gres for gres in job.requested if gres.name == "shard"), None)
     able = [node.shards_per_gpu for node in nodes if shards is not None and shards.type in (None, node.gpu_type)]
     largest = max(able, default=0)

@@ -61,7 +61,7 @@ class Database:
             how = f"{self._going_back(copies[-1])}. " if copies else ""
             raise StoreDamaged(
                 f"the database {self.file} {state}, but {' and '.join(left)} are there; nothing was changed. "
-                f"{how}To begin anew without those jobs: ullage serve --new-database"
+                f"{how}To start again without those jobs: ullage serve --new-database"
             )
         for log in logs:  # SQLite would delete it
             log.rename(log.with_name(f"{log.name}.aside-{_stamp()}"))
@@ -80,7 +80,7 @@ class Database:
         """Check the file through a read-only connection, since a damaged file must stay unchanged."""
         if new:
             raise InvalidValue(
-                f"--new-database: there is a database already ({self.file}); nothing was changed. "
+                f"--new-database: a database already exists ({self.file}); nothing was changed. "
                 f"To set it aside first: {self._aside()}"
             )
         with contextlib.closing(sqlite3.connect(f"{self.file.resolve().as_uri()}?mode=ro", uri=True)) as reader:

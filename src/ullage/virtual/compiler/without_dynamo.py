@@ -67,7 +67,7 @@ class _StandIn(types.ModuleType):
 
 
 class _NoNumber:
-    """A class that no number belongs to."""
+    """A class without instances."""
 
 
 class _NoSymbols(_StandIn):

@@ -50,7 +50,7 @@ def write_trace(trace: JobTrace, path: str | Path) -> None:
             made = True
             file.writelines(lines(trace))
     except FileExistsError:
-        raise InvalidValue(f"{path} is there already; a trace is not written over it") from None
+        raise InvalidValue(f"{path} already exists; name another file") from None
     except OSError as error:
         if made:
             path.unlink()
