@@ -35,7 +35,7 @@ def test_without_gpus_the_message_names_virtual_ones(home):
 def test_a_second_daemon_of_a_home_is_refused(common):
     said = common.cli("serve", "--virtual", "2xA100-40GB", code=1)
     assert re.fullmatch(
-        rf"ullage: a daemon is running in {common.folder} already \(process {common.process.pid}\); .*\n", said
+        rf"ullage: a daemon is already running in {common.folder} \(process {common.process.pid}\); .*\n", said
     )
 
 

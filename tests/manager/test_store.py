@@ -130,7 +130,7 @@ def test_a_database_is_created_only_on_request_if_missing(served):
     before = served.script("true")
     served.wait(before)
     served.stop()
-    assert "there is a database already" in served.cli("serve", *served.options, "--new-database", code=2)
+    assert "a database already exists" in served.cli("serve", *served.options, "--new-database", code=2)
     (served.folder / "manager/state.db").unlink()
     served.options += ["--new-database"]
     served.start()
