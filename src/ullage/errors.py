@@ -9,7 +9,7 @@ from typing import Any
 
 
 class UllageError(Exception):
-    """The base class. Its text is one message for a person, and it can be pickled for another process."""
+    """The base class of Ullage's errors. The text is one message to print; processes can exchange the error."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (type(self), self.args, vars(self))

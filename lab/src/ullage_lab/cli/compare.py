@@ -54,7 +54,7 @@ def compare(
     estimators: Annotated[
         str | None,
         option(
-            "Which estimators to ask: 'all', or names separated by commas.",
+            "Estimators to run: 'all', or names separated by commas.",
             "all|A,B,C",
             default="all but those that train on the CPU",
             complete=completion.several_estimators,
@@ -74,8 +74,8 @@ def compare(
     """Estimate one job with every estimator and print the answers side by side, as they come.
 
     Each estimator runs in a process of its own; its time includes starting that process and building the model.
-    Two of them, xmem and veritasest, train the job on the CPU, which takes minutes: they are asked with
-    --estimators all, or by name. After Ctrl-C, what was answered is printed.
+    Two of them, xmem and veritasest, train the job on the CPU, which takes minutes: they run only with
+    --estimators all, or by name. After Ctrl-C, it prints the answers so far.
 
     Examples:
 
