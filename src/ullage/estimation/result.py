@@ -38,6 +38,11 @@ class Estimate:
     - `peak_allocated`, `peak_reserved`: `torch.cuda.max_memory_allocated()` and `..._reserved()`.
     - `utilization`: the time of a step and the activity of the GPU. `training` extends it to a whole training.
     - `models`, `layers`: the models that the job called, and each of their modules.
+
+    >>> from ullage import Model, estimate
+    >>> found = estimate(Model("torchvision:alexnet", batch_size=8), gpu="T4")
+    >>> found.fits, found.peak_allocated <= found.peak_reserved <= found.process_memory <= found.upper
+    (True, True)
     """
 
     gpu: str

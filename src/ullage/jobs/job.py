@@ -24,10 +24,13 @@ DEFAULT_TIMEOUT = 300.0  # seconds
 
 @dataclass(frozen=True)
 class Script:
-    """An unchanged training script: `Script("train.py", ["--batch-size", "64"])`.
+    """An unchanged training script with its arguments.
 
     With `module`, `path` is the name of a module, as in `python -m`. `python` is another Python to run it with: a path,
     the folder of an environment, or the name of a conda environment. It needs PyTorch but not Ullage.
+
+    >>> Script("train.py", ["--batch-size", 64], timeout=60.0).args
+    ('--batch-size', '64')
     """
 
     path: str | Path
@@ -53,11 +56,14 @@ class Script:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a job, each with one GPU: `Ranks(16, nodes=2)`. The job runs once, as one of them.
+    """The ranks of a job, each with one GPU. The job runs once, as one of them.
 
-    `follow` lists the ranks to run as, such as `(0, 7)`; the estimate is that of the rank that needs most, and
-    `Estimate.ranks` has the figures of each. `launcher` is `"torchrun"`, `"mpirun"` or `"srun"`, whose variables the
-    job gets, or `"accelerate launch"` with options that accelerate itself reads, perhaps with the `size`.
+    `follow` lists the ranks to run as; the estimate is that of the rank that needs most, and `Estimate.ranks` has the
+    figures of each. `launcher` is `"torchrun"`, `"mpirun"` or `"srun"`, whose variables the job gets, or `"accelerate
+    launch"` with options that accelerate itself reads, perhaps with the `size`.
+
+    >>> Ranks(16, nodes=2, follow=[0, 7, 7]).follow
+    (0, 7)
     """
 
     size: int | None = described(

@@ -147,11 +147,14 @@ Names = Sequence[str]
 
 @dataclass(frozen=True)
 class Model:
-    """A model by name and how it is trained: `Model("torchvision:resnet50", batch_size=64, precision="amp_bf16")`.
+    """A model by name and how it is trained.
 
     `name` is `torchvision:NAME` (or `tv:NAME`), `timm:NAME`, `hf:ORG/NAME` (the Hugging Face hub), `hf:FOLDER` (with a
     config.json), `hf:CLASS` (transformers), `package.module:factory`, `path/to/file.py:factory`, or `mlp:NAME` with
     `settings={"widths": [...]}`.
+
+    >>> Model("torchvision:resnet50", batch_size=64, precision="amp_bf16").in_words()
+    'batch size 64, precision amp_bf16'
     """
 
     name: str
