@@ -263,7 +263,7 @@ def test_mistakes_are_refused() -> None:
 def test_a_sharing_is_read_back() -> None:
     together = share_of([job(), FULL], H200, "time-slicing", memory=[1, 2])
     assert Sharing.from_dict(together.to_dict() | {"later": 1}) == together
-    with pytest.raises(InvalidValue, match="no sharing: gpu, how"):
+    with pytest.raises(InvalidValue, match="the sharing must have gpu, how"):
         Sharing.from_dict({"jobs": []})
 
 

@@ -133,9 +133,7 @@ def test_a_second_daemon_on_the_same_gpus_is_refused(locks, tmp_path, monkeypatc
     sources = [NvmlSource(FakeNvml([FakeGpu(uuid=uuid)])) for uuid in ("GPU-a", "GPU-a", "GPU-b")]
     monkeypatch.setattr(daemon_module, "find_source", lambda settings, cards: sources.pop(0))
     with held_by(locks, "root") as other:
-        with pytest.raises(
-            AlreadyServing, match=rf"another daemon already serves GPU-a \(process {other.pid} of"
-        ):
+        with pytest.raises(AlreadyServing, match=rf"another daemon already serves GPU-a \(process {other.pid} of"):
             daemon_module.make_daemon(tmp_path / "one", read_settings(None), print)
         other.stdin.close()
     one = daemon_module.make_daemon(tmp_path / "one", read_settings(None), print)

@@ -28,9 +28,6 @@ def share(jobs: Sequence[Shared], *, gpu: str | GPU | None = None, how: str = "m
     Returns:
         A `Sharing`; `print` shows it as a report.
 
-    Raises:
-        UllageError: With one message: "X must be Y, got Z".
-
     >>> one = estimate(Model("torchvision:resnet18", batch_size=8, input_shape=[3, 64, 64]), gpu="H200")
     >>> share([one, one], how="mps").throughput > 1
     True

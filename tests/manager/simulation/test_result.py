@@ -56,7 +56,7 @@ def test_a_result_is_the_same_after_a_trip_through_json(tmp_path):
     later = SimulationResult.from_dict(result.to_dict() | {"of_a_later_version": 1})
     assert later.scenario.rules.smact_limit is None
     assert Figures.from_dict(result.summary()["figures"]) == result.figures
-    with pytest.raises(InvalidValue, match="no result of a simulation: scenario"):
+    with pytest.raises(InvalidValue, match="the result of a simulation must have scenario"):
         SimulationResult.from_dict({"trace": "x"})
 
 
@@ -69,7 +69,7 @@ def test_runs_are_kept_in_a_file_and_other_files_left_alone(tmp_path, name):
     assert [result.name for result in read_results(file)] == ["c"]
     other = b'{"mine": 1}' if name.endswith("json") else gzip.compress(b"[]")
     file.write_bytes(other)
-    with pytest.raises(InvalidValue, match="must be a file of runs"):
+    with pytest.raises(InvalidValue, match="is not a file of runs"):
         write_results(file, [run()])
     assert file.read_bytes() == other
 

@@ -81,7 +81,7 @@ def test_figures_that_are_kept_are_not_computed_again(outcomes, tmp_path, monkey
     assert len(file.read_text().splitlines()) == 6
     other = tmp_path / "mine.jsonl"
     other.write_text('{"mine": 1}\n')
-    with pytest.raises(InvalidValue, match="holds no figures"):
+    with pytest.raises(InvalidValue, match="must hold figures"):
         list(run_cases(CASES, cache=other))
     assert other.read_text() == '{"mine": 1}\n'
 

@@ -264,10 +264,10 @@ class SimulationResult:
         """Read what `to_dict` gave; keys of later versions are ignored."""
         known = _known(cls, values, "result of a simulation")
         jobs = [
-            SimulatedJob(**_known(SimulatedJob, job, "job of one") | {"attempts": _attempts(job)})
+            SimulatedJob(**_known(SimulatedJob, job, "job of a simulation") | {"attempts": _attempts(job)})
             for job in known["jobs"]
         ]
-        gpus = [GpuSeries(**_known(GpuSeries, series, "GPU of one")) for series in known["gpus"]]
+        gpus = [GpuSeries(**_known(GpuSeries, series, "GPU of a simulation")) for series in known["gpus"]]
         return cls(**known | {"scenario": Scenario.from_dict(known["scenario"]), "jobs": jobs, "gpus": gpus})
 
 
@@ -372,7 +372,7 @@ def _plain(value: Any) -> Any:
 
 
 def _attempts(job: Mapping[str, Any]) -> tuple[SimulatedAttempt, ...]:
-    rows = [_known(SimulatedAttempt, row, "attempt of one") for row in job["attempts"]]
+    rows = [_known(SimulatedAttempt, row, "attempt of a simulation") for row in job["attempts"]]
     return tuple(SimulatedAttempt(**row | {"gpus": tuple(row["gpus"])}) for row in rows)
 
 

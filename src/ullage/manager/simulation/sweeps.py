@@ -177,7 +177,7 @@ def _cached_figures(file: Path) -> dict[str, Figures]:
     try:
         return {row["key"]: Figures.from_dict(row["figures"]) for row in rows_so_far(file)}
     except (KeyError, TypeError):
-        raise InvalidValue(f"{file} holds no figures of 'ullage simulate'; it is left as it is") from None
+        raise InvalidValue(f"{file} must hold figures of 'ullage simulate'; it was not changed") from None
 
 
 def _keep(file: Path, outcome: CaseOutcome) -> None:

@@ -56,7 +56,7 @@ def check_target(path: Path, kind: str, is_ours: Callable[[str], bool]) -> None:
     except InvalidValue:
         ours = False
     if not ours:
-        raise InvalidValue(f"{path} is there and is no {kind}: it is left as it is; name another file")
+        raise InvalidValue(f"{path} is not a {kind}, so it was not changed; name another file")
 
 
 def write_file(path: Path, content: bytes) -> None:
