@@ -4,7 +4,7 @@ ullage simulate --generate 200 --load 2 --seeds 20 --gpus 4xA100-40GB --policy m
 """
 
 ENOUGH = 0.15  # of what a job does alone: so much a further one has to add
-PATIENCE = 3600  # seconds after which a job goes wherever it fits
+PATIENCE = 3600  # seconds after which a job takes any GPU with room
 
 
 def like_magm(job, gpus, now):
@@ -19,7 +19,7 @@ like_magm.predicts = False
 def gain(gpu, job):
     """How much more work is done on the GPU with the job; 1.0 is what a job does alone."""
     after, before = gpu.speeds(job), gpu.speeds()
-    if after is None or before is None:  # nobody knows what one of the jobs does
+    if after is None or before is None:  # the work of one of the jobs is unknown
         return 1.0 if gpu.idle else 0.5
     return sum(after) - sum(before)
 

@@ -310,7 +310,7 @@ class _Namespaces:
                 return -signal.SIGKILL
         try:
             end, written = self._hear("end")
-        except NamespacesUnavailable:  # somebody has killed it
+        except NamespacesUnavailable:  # it was killed from outside
             return -signal.SIGKILL
         if written > order.written:
             channel.limit(_wrote_too_much(order))

@@ -1,7 +1,7 @@
 """The families of models, and which of them are kept for testing.
 
-Models of a family have the same layers in the same order except for sizes, so whoever has seen one knows the others. So
-a fit is judged on families that it has not seen. Which those are depends only on the family's name (`is_for_testing`):
+Models of a family have the same layers in the same order except for sizes: an estimator that has seen one knows the
+others. So a fit is judged on families that it has not seen. Which those are depends only on the family's name (`is_for_testing`):
 this was fixed before anything was fitted, and more measurements never move a family.
 """
 

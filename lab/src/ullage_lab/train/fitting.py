@@ -47,7 +47,7 @@ SCHEDULES = {
     "mlp": Schedule(epochs=600, batch=128, rate=1e-3, patience=30),
     "transformer": Schedule(epochs=30, batch=32, rate=1e-3, patience=5),
 }
-STOP_SHARE = 2 / 9  # of the rows: they tell when to stop (published: 20% beside 70% to learn from)
+STOP_SHARE = 2 / 9  # of the rows: they tell when to stop (published: 20%, and 70% to learn from)
 AT_ONCE = 256
 
 

@@ -307,7 +307,7 @@ class SharingLine:
     published: float | None = None
 
 
-PARALLAX = {"mps": 0.061, "time-slicing": 0.043}  # what its authors report for training beside inference
+PARALLAX = {"mps": 0.061, "time-slicing": 0.043}  # what its authors report for training next to inference
 BUSY = 0.7  # of its step a job keeps the GPU busy: the host, which is unsteady, matters little to it
 SLOWDOWN_BUSY = "slowdown, jobs with GRACT above 70%"
 SLOWDOWN, POWER = "slowdown, mean error", "power, mean error"

@@ -53,7 +53,7 @@ from ullage.virtual.cudnn.workspaces import MEASURED_CAPABILITY, TABLE, features
 
 _SAMPLE = 40_000  # problems in which formulas are searched
 _LEAST = 4  # of the sample that a formula has to explain
-_SMALL = 1024  # a constant beside partial results is smaller
+_SMALL = 1024  # a constant next to partial results is smaller
 _STEPS_AN_OCTAVE = 8  # of rounded sizes: at most 4.5% off
 MODES = [(0, 0, 0)] + [
     (padding * source, padding * out, padding * weight)
@@ -61,7 +61,7 @@ MODES = [(0, 0, 0)] + [
     for source, out, weight in itertools.product((0, 1), repeat=3)
     if source or out or weight
 ]
-# Buffers that hold copies, beside `MODES`, and those of a plan's method, which not every problem has.
+# Buffers that hold copies, in addition to `MODES`, and those of a plan's method, which not every problem has.
 _AS_NEEDED = (NEEDED, NEEDED_BY_GROUP, AT_ONCE, AT_ONCE_BUT_FILTER, PACKED, PACKED_BUT_FILTER)
 _METHODS = (FOURIER, WINOGRAD, PHASES, PADDED_PHASES, OTHER_WINOGRAD, BY_SAMPLE, SINGLES)
 _BUFFERS = (*_AS_NEEDED, *_METHODS)

@@ -206,7 +206,7 @@ def _description() -> bytes:
 
 
 async def encoded(answer: Any) -> bytes:
-    """Return an answer as JSON. A long one is encoded in another thread, so that it delays nobody else."""
+    """Return an answer as JSON. A long one is encoded in another thread, so that it delays no other request."""
     return (await asyncio.to_thread(_text, answer) if _is_long(answer) else _text(answer)).encode()
 
 

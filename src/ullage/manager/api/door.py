@@ -26,7 +26,7 @@ class Guest:
 
 
 class ConnectionLimit:
-    """Admits connections. If there is no room, it closes the longest idle connection of whoever has the most idle ones.
+    """Admits connections. If there is no room, it closes the longest idle one of the user with most of them.
 
     A user or address may have at most `each` connections, and the last `reserve` places are for operators.
 

@@ -128,7 +128,7 @@ class CurveAnswer(_Answer):
     begin: float
     promise: int | None
     step: float
-    values: list[int | None] = Field(description="the most bytes that it held on one GPU; null where nobody looked")
+    values: list[int | None] = Field(description="the most bytes that it held on one GPU; null if not measured")
 
 
 class MemoryAnswer(_Answer):

@@ -87,7 +87,7 @@ class Dependencies:
         store, settled, self.unsettled = self._store, dict[int, list[Need]](), False
         if not store.dependencies:
             return
-        damaged = store.history.damaged.keys()  # nobody knows how an unreadable job ended
+        damaged = store.history.damaged.keys()  # the end of an unreadable job is unknown
         live, arrays = store.jobs.keys() | damaged, {job.array_id for job in store.jobs.values()}
         for number, needs in store.dependencies.items():
             over = [need for need in needs if need.job not in (arrays if need.whole else live)]

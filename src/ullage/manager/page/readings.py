@@ -179,7 +179,7 @@ class Readings:
             def done(future: asyncio.Future[Any]) -> None:
                 del self._open[question]
                 if not future.cancelled():
-                    future.exception()  # mark it as retrieved, since nobody may be waiting any more
+                    future.exception()  # mark it as retrieved, since no caller may be waiting any more
 
             self._open[question] = asyncio.ensure_future(ask())
             self._open[question].add_done_callback(done)
