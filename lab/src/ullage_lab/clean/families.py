@@ -1,8 +1,8 @@
 """The families of models, and which of them are kept for testing.
 
 Models of a family have the same layers in the same order except for sizes: an estimator that has seen one knows the
-others. So a fit is judged on families that it has not seen. Which those are depends only on the family's name (`is_for_testing`):
-this was fixed before anything was fitted, and more measurements never move a family.
+others. So a fit is judged on families that it has not seen. Only the family's name decides (`is_for_testing`): this was
+fixed before anything was fitted, and more measurements never move a family.
 """
 
 import hashlib
