@@ -113,7 +113,7 @@ class Commands(PlainGroup):
 
 def _missing_lab(context: typer.Context) -> None:
     """Compare, measure and train estimators. To install it, type: pip install ./lab  # in a clone of Ullage"""
-    raise UllageError(f"the lab is a package of its own; type: {pip_install('ullage_lab')}")
+    raise UllageError(f"the lab is a separate package; type: {pip_install('ullage_lab')}")
 
 
 _missing_lab.context_settings = {"ignore_unknown_options": True, "allow_extra_args": True}  # type: ignore[attr-defined]

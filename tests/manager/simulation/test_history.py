@@ -256,7 +256,7 @@ def test_no_code_runs_because_a_history_names_it(tmp_path):
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef choose(job, gpus, now):\n    return gpus\n"
     file.write_text(code)
     found = told(job(1, attempt(100, 200))) | {"policy": f"{file}:choose"}
-    with pytest.raises(InvalidValue, match="policy is theirs.py:choose, a file of its own; name your copy: --policy"):
+    with pytest.raises(InvalidValue, match="policy is theirs.py:choose, from a custom file; name your copy: --policy"):
         ullage.manager.simulation.replay(found)
     assert as_it_was(found).scenario.policy == f"{file}:choose"
     assert ullage.manager.simulation.replay(found, policy="magm")[1].figures.done == 1

@@ -99,7 +99,7 @@ class Notifier:
         if task.exception() is None:
             self._woken.set()
         else:
-            self._context.say(f"a notification could not be written down: {task.exception()}")
+            self._context.say(f"a notification could not be stored: {task.exception()}")
 
     async def _tell(self, notifications: list[Notification]) -> None:
         for each in notifications:

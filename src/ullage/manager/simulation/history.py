@@ -105,7 +105,7 @@ def scenario_of_history(data: Mapping[str, Any], policy: str | None = None) -> S
     own = own_name(data["policy"])
     if policy is None and own is not None:
         name = plain(own)
-        raise InvalidValue(f"the daemon's policy is {name}, a file of its own; name your copy: --policy {name}")
+        raise InvalidValue(f"the daemon's policy is {name}, from a custom file; name your copy: --policy {name}")
     return _scenario(data, data["policy"] if policy is None else policy)
 
 

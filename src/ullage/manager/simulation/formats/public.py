@@ -44,7 +44,7 @@ def _philly_job(where: str, values: Any) -> PublicJob:
         gpus = max((sum(len(server["gpus"]) for server in attempt["detail"]) for attempt in attempts), default=0)
         return PublicJob(seconds_of(values["submitted_time"]), run_s, gpus, str(values.get("user") or "user"))
     except KeyError as error:
-        raise InvalidValue(f"{where}: {error.args[0]} must be there, but it is not") from None
+        raise InvalidValue(f"{where}: the key {error.args[0]} is missing") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidValue(f"{where}: the job must be as in Philly's cluster_job_log; {error}") from None
 
