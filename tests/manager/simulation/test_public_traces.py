@@ -162,7 +162,7 @@ def test_a_limit_takes_the_first_jobs_before_workloads_are_given(tmp_path: Path)
             "log",
             '[{"attempts": [{"start_time": "2017-10-07 01:12:00", "end_time": "2017-10-07 01:12:00"}], '
             '"submitted_time": ""}]',
-            "job 1: detail must be there, but it is not",
+            "job 1: the key detail is missing",
         ),
     ],
 )
