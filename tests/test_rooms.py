@@ -128,7 +128,7 @@ MODULES = [name for name in FILES if name not in (FACE, LAB.name)]
 
 
 @for_each(MODULES)
-def test_a_module_imports_only_from_its_room_and_those_before_it(module: str) -> None:
+def test_module_imports_only_from_its_room_and_those_before_it(module: str) -> None:
     assert not below(module, FILES[module].read_text())
 
 

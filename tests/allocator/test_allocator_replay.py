@@ -36,7 +36,7 @@ def test_every_recorded_block_and_segment_comes_out_exactly(every: int, recorded
     assert differences == []
 
 
-def test_imitated_addresses_nearly_always_give_the_same_segments(recorded: list[Path]) -> None:
+def test_imitated_addresses_nearly_always_give_same_segments(recorded: list[Path]) -> None:
     # Every third history keeps the test short; over all of them it is 237 of 243.
     sample = recorded[::3]
     with ProcessPoolExecutor() as workers:
@@ -72,7 +72,7 @@ def test_a_replay_that_ends_early_says_so() -> None:
     assert "nothing got" in str(difference)
 
 
-def test_a_replay_that_needs_more_segments_than_recorded_says_so() -> None:
+def test_replay_that_needs_more_segments_than_recorded_says_so() -> None:
     difference = replay(History([3, 0, 0], [0, 0, 512], [2097152, 1048576 * 2, 512])).first_difference
     assert difference is not None
     assert difference.index == 0

@@ -143,7 +143,7 @@ def test_batch_norm_of_few_channels_takes_as_long_as_of_one():
     assert normalized(4, trains=False).gpu_s < few.gpu_s / 2
 
 
-def test_calls_without_numbers_or_with_keywords_have_a_step_time():
+def test_calls_without_numbers_or_with_keywords_have_step_time():
     image, each = tensor(0, 0, 4, 4), tensor(0)
     empty = call(
         "aten.native_batch_norm.default", [image, each, each, each, each, True, 0.1, 1e-5], [image, each, each]
@@ -152,7 +152,7 @@ def test_calls_without_numbers_or_with_keywords_have_a_step_time():
     assert alone(empty, named).step_s > 0
 
 
-def test_depthwise_convolutions_take_less_host_time_grouped_more():
+def test_depthwise_convolutions_need_less_host_time():
     def convolved(groups, backward=False):
         source, weight = tensor(2, 64, 8, 8), tensor(64, 64 // groups, 3, 3)
         how = [[1, 1], [1, 1], [1, 1], False, [0, 0], groups]
@@ -331,7 +331,7 @@ def test_another_machine_is_judged_by_the_speed_of_its_own_host(followed, timed)
         judging.on_host(rates, learn[:2])
 
 
-def test_a_host_may_be_slower_for_long_steps_than_for_short_ones():
+def test_host_may_be_slower_for_long_steps_than_for_short_ones():
     """The runs whose speed is told by both lengths say so; where all are alike, nothing is made up."""
     lengths = [0.002 * 1.4**number for number in range(14)]
     factor, power = judging.host_speed([(one, 1.2 * (one / 0.02) ** 0.1) for one in lengths] + [(0.01, 9.0)])

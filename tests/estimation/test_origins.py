@@ -82,7 +82,7 @@ def test_the_backward_pass_belongs_to_the_module_of_its_node():
     assert 64 * 64 * 4 in sizes["first", "backward"]
 
 
-def test_several_models_are_distinguished_and_lone_modules_named():
+def test_several_models_and_lone_modules_are_named():
     class Other(Net):
         pass
 

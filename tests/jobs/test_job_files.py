@@ -116,7 +116,7 @@ def test_everything_that_a_toml_file_can_say(write, tmp_path):
     }
 
 
-def test_a_command_in_one_line_is_split_and_no_shell_is_involved(write):
+def test_command_in_one_line_is_split_and_no_shell_is_involved(write):
     job = read_job(write("job.toml", "command = \"python train.py --word 'a b; rm -rf $HOME' > out\"")).spec
     assert job.command == ["python", "train.py", "--word", "a b; rm -rf $HOME", ">", "out"]
     assert job.to_dict() == {"command": job.command}

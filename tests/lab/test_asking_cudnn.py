@@ -21,7 +21,7 @@ from ullage_lab.draw.layers import ConvolutionLayer
 LAYER = ConvolutionLayer((8, 9, 9), (8, 16, 4, 4), (2, 2), (1, 1), (1, 1), True, (0, 0), 1)
 
 
-def test_a_transposed_layer_is_the_data_gradient_of_its_original() -> None:
+def test_transposed_layer_is_the_data_gradient_of_its_original() -> None:
     forward, back, weight = drawing.problems_of(LAYER, 2, "f16", "cl")
     assert (forward.direction, back.direction, weight.direction) == ("d", "f", "w")
     assert forward.source == (2, 16, 18, 18) and forward.out == (2, 8, 9, 9)

@@ -121,7 +121,7 @@ def test_readings_of_a_run_tell_its_family_and_its_host(tmp_path: Path) -> None:
     assert (row["tensor"], row["step_q1"], row["step_median"], row["step_q3"]) == (0.2, 0.0021, 0.00215, 0.0022)
 
 
-def test_a_run_that_was_read_twice_tells_how_far_readings_differ(tmp_path: Path) -> None:
+def test_run_that_was_read_twice_tells_how_far_readings_differ(tmp_path: Path) -> None:
     again = {**BUSY, "step_s": 0.002156 * 1.02, "smact": 0.1526}
     rows = [mlp(13, **BUSY), mlp(13, **again) | {"id": "again"}, mlp(14, **BUSY), mlp(14, **BUSY) | {"id": "third"}]
     _, report = cleaned(measured(tmp_path / "busy.jsonl", rows))

@@ -209,7 +209,7 @@ def test_a_file_is_shown_in_full(tmp_path, capsys, monkeypatch):
     assert json.loads(out)["runs"]["mlp"] == RUN
 
 
-def test_without_a_gpu_it_says_what_is_needed_and_writes_nothing(tmp_path, capsys, monkeypatch):
+def test_without_gpu_it_says_what_is_needed_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = commands.typed_in(monkeypatch, capsys)
     for words in (["contribute", "--yes"], ["measure", "context"]):

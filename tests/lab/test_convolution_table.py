@@ -72,7 +72,7 @@ def test_fourier_votes_count_only_if_cudnn_has_such_plans():
     assert by_votes(votes, terms(dilated))[:2] == (copies, copies)
 
 
-def test_the_median_of_votes_is_not_moved_by_one_that_is_far_off():
+def test_median_of_votes_is_not_moved_by_one_that_is_far_off():
     parts = terms(problem(8, 64, 64))
     sizes = {name: Formula(0, 0, 0, 0, 0, size, 0) for name, size in (("low", 900), ("high", 1000), ("far", 9000))}
     votes = [(sizes["low"], 2.0), (sizes["high"], 2.0), (sizes["far"], 3.0)]
@@ -105,7 +105,7 @@ def test_odd_channels_are_those_of_a_group():
     assert not has_odd_channels(problem(1, 16, 24))
 
 
-def test_features_are_whole_numbers_that_single_precision_orders():
+def test_features_are_integers_in_single_precision_order():
     small, large = features(problem(1, 1, 1, side=1)), features(problem(256, 2048, 2047, kind="f16", side=230))
     assert len(small) == len(large) < 128  # a tree names a feature in one byte
     assert all(isinstance(value, int) and value >= 0 for value in small + large)

@@ -110,7 +110,7 @@ def test_gpt2_projections_are_counted_as_such() -> None:
 
 
 @pytest.mark.parametrize("family", ("mlp", "cnn", "transformer"))
-def test_the_count_of_the_drawing_agrees_with_the_closed_formula(family: str) -> None:
+def test_count_of_the_drawing_agrees_with_the_closed_formula(family: str) -> None:
     for row in list(generate(family, 6, 11)):
         found = features(Model.from_row(row))
         assert found.parameters == row["parameters"]

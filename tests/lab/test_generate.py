@@ -45,7 +45,7 @@ def small(family: str, count: int, seed: int = 0, **more: Any) -> list[dict[str,
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equal_seeds_give_equal_rows_and_larger_sets_extend_them(family: str) -> None:
+def test_equal_seeds_give_equal_rows_and_larger_sets_more(family: str) -> None:
     first = [json.dumps(row) for row in generate(family, 12, 5)]
     assert first == [json.dumps(row) for row in generate(family, 12, 5)]
     assert first[:4] == [json.dumps(row) for row in generate(family, 4, 5)]

@@ -28,7 +28,7 @@ def test_one_gpu_by_hand() -> None:
     assert parts["activations"] == whole(8 * 4 * 512) + layers + head
 
 
-def test_data_parallel_gathers_weights_and_spreads_the_optimizer() -> None:
+def test_data_parallel_gathers_weights_and_spreads_optimizer() -> None:
     one, four = llmem.parts_of(OPT, 4, 512), llmem.parts_of(OPT, 4, 512, dp=4)
     assert one["parameters"] <= four["parameters"] <= one["parameters"] + PAGE * len(SIZES)
     assert four["optimizer"] == sum(3 * whole(size) for size in SIZES)

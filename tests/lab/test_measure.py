@@ -146,7 +146,7 @@ def test_no_run_starts_before_its_memory_is_free(monkeypatch):
     assert GpuMemory(100).take(500) == 100, "one that needs more than the card has gets the card to itself"
 
 
-def test_measured_rows_repeat_below_their_bound_without_failures(monkeypatch):
+def test_measured_rows_repeat_within_their_bound(monkeypatch):
     def run_here(request, timeout, stop):
         if request.row["id"] == "bad":
             return {"failed": "no such model"}
@@ -162,7 +162,7 @@ def test_measured_rows_repeat_below_their_bound_without_failures(monkeypatch):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU: the run would succeed")
-def test_a_run_that_cannot_be_tried_is_an_answer_with_the_reason():
+def test_run_that_cannot_be_tried_is_an_answer_with_the_reason():
     assert set(runs.measure_apart(RunRequest(row=ROW))) == {"failed"}
 
 

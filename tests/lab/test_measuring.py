@@ -151,7 +151,7 @@ def test_readings_belong_to_utilisation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_memory_as_a_child_measures_it_is_that_of_the_usual_loop(number: int) -> None:
+def test_memory_as_child_measures_it_is_that_of_the_usual_loop(number: int) -> None:
     """On the virtual GPU the prepared run asks for exactly what `train` asks for by itself."""
     row = list(generate("mlp", 4, 2, SMALL))[number]
     with ullage.virtual_gpu("H200") as gpu:

@@ -73,7 +73,7 @@ def test_the_repaired_limit_is_the_estimate_to_the_byte():
     assert judge(record(4 * GIB - 1), run(), H200) == standings.Judgement(False, 0, "reserved")
 
 
-def test_the_published_limit_is_rounded_and_includes_the_context():
+def test_published_limit_is_rounded_and_includes_the_context():
     lives = judge(record(4 * GIB - MIB), run(), H200, PUBLISHED)  # 5 GiB with the context of 1 GiB: 4% of the card
     assert lives == standings.Judgement(True, H200.usable - 5 * GIB + MIB, "reserved")
     assert round(100 * 5 * GIB / H200.usable) == 4

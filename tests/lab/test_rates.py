@@ -145,7 +145,7 @@ def test_the_call_in_which_a_process_ended_is_known(tmp_path: Path) -> None:
     assert died is not None and died["id"] == identity(given)
 
 
-def test_chosen_calls_are_whole_steps_and_some_of_every_operator(step: dict) -> None:
+def test_chosen_calls_are_whole_steps_with_every_operator(step: dict) -> None:
     others = [
         call(f"{name}.default", tensor(size), outputs=(tensor(size),))
         for name in ("exp", "log", "tanh")

@@ -170,9 +170,7 @@ list(together.measure_together(rows, [JobSet(id="ab", jobs=("a", "b"))], plan)[1
     assert pair["host_busy"] > 0.1 and 0 <= pair["host_stolen"] <= 1
 
 
-def test_under_mps_jobs_are_started_with_the_service_and_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_mps_jobs_are_started_with_service_and_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a control program that behaves like NVIDIA's; a service that was left behind is taken over, and ended."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "nvidia-cuda-mps-control"

@@ -83,7 +83,7 @@ def test_gpuutilnet_says_what_is_missing(data, tmp_path) -> None:
     assert done.returncode == 2 and "ullage lab train gpuutilnet" in done.stderr
 
 
-def test_train_writes_weights_and_a_page_and_evaluate_reads_them(data, tmp_path) -> None:
+def test_train_writes_weights_and_page_and_evaluate_reads_them(data, tmp_path) -> None:
     for estimator in ("mlp", "transformer"):
         out, page = tmp_path / f"gpumemnet_mlp_{estimator}_1gib.safetensors", tmp_path / f"{estimator}.html"
         words = (
@@ -171,7 +171,7 @@ def test_evaluate_still_needs_a_file_of_runs() -> None:
     assert done.returncode == 2 and "--truth" in done.stderr
 
 
-def test_the_authors_rows_are_fitted_with_folds_that_do_not_leak(reference) -> None:
+def test_authors_rows_are_fitted_with_folds_that_do_not_leak(reference) -> None:
     from ullage_lab.train.fitting import Schedule
     from ullage_lab.train.protocol import read_rows, train
 

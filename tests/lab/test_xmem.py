@@ -87,7 +87,7 @@ def test_zeroing_in_place_keeps_the_gradients() -> None:
     assert len(found) == 1
 
 
-def test_memory_dropped_by_the_constructor_never_reaches_the_gpu() -> None:
+def test_memory_dropped_by_constructor_never_reaches_the_gpu() -> None:
     dropped = ProfiledBlock(1, 2, 10**9, 1, "aten::empty", MAKING)
     foreign = ProfiledBlock(12, None, 10**9, 2, None, FORWARD)
     activation = ProfiledBlock(12, 13, 4096, 3, "aten::relu", FORWARD)

@@ -75,7 +75,7 @@ def test_jobs_of_those_whom_it_lets_in_may_start(one, whom):
     assert one.wait(one.submit())["state"] == "done"
 
 
-def test_a_drain_that_is_made_while_jobs_wait_holds_for_them_too(one):
+def test_drain_that_is_made_while_jobs_wait_holds_for_them_too(one):
     first = one.submit(proceed="proceed", exclusive=True)
     one.wait(first, "running")
     second = one.submit()

@@ -224,7 +224,7 @@ while not os.path.exists(sys.argv[2]):
 
 
 @pytest.mark.slow
-def test_an_overbooked_virtual_gpu_gives_an_error_and_a_recovery(home):
+def test_overbooked_virtual_gpu_gives_an_error_and_a_recovery(home):
     home.options = ["--virtual", "1xA100-40GB", "--estimator", "none"]
     home.start()
     env = home.environment()

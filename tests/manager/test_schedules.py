@@ -54,7 +54,7 @@ def test_a_start_once_job_has_one_attempt_whatever_its_end(common):
         assert (job["state"], causes(job)) == ("failed", [cause]) and "it has --no-requeue" in job["detail"]
 
 
-def test_a_job_that_was_not_begun_before_a_crash_is_started_once(home):
+def test_job_that_was_not_begun_before_a_crash_is_started_once(home):
     home.start(crash_at="placed")
     number = home.submit(requeue=False)
     home.until(lambda: home.process.poll() is not None, "the crash")

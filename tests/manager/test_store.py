@@ -108,7 +108,7 @@ def test_copies_are_kept_by_age_and_they_are_whole(tmp_path):
 
 
 @pytest.mark.parametrize("loss", ["removed", "emptied", "removed but for its log"])
-def test_a_database_that_is_gone_is_not_replaced_by_an_empty_one(served, loss):
+def test_database_that_is_gone_is_not_replaced_by_an_empty_one(served, loss):
     number = served.submit(hold=True)
     served.stop()
     served.start()  # which makes a copy
@@ -154,7 +154,7 @@ def test_a_database_removed_under_the_daemon_loses_nothing(served, what):
     assert served.job(third)["state"] == "held"
 
 
-def test_a_file_replacing_the_database_ends_the_daemon_untouched(served):
+def test_file_replacing_the_database_ends_the_daemon_untouched(served):
     first = served.submit(hold=True)
     file = served.folder / "manager/state.db"
     file.unlink()
@@ -224,7 +224,7 @@ def test_an_unreadable_running_job_keeps_its_promise_to_its_end(served):
 
 
 @pytest.mark.parametrize("written_by", ["an older one", "a newer one", "another program"])
-def test_a_database_of_another_version_is_refused_and_left_alone(served, written_by):
+def test_database_of_another_version_is_refused_and_left_alone(served, written_by):
     served.stop()
     file = served.folder / "manager/state.db"
     if written_by == "another program":
@@ -304,7 +304,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", place], check=True)
 
 
-def test_a_full_disk_refuses_submissions_and_keeps_the_daemon_up(make_home, small_disk):
+def test_full_disk_refuses_submissions_and_keeps_the_daemon_up(make_home, small_disk):
     home = make_home(small_disk / "h")
     home.work = small_disk.parent / "work"  # what the jobs themselves write is on another disk
     home.work.mkdir()

@@ -193,7 +193,7 @@ def test_a_request_of_other_types_is_refused_before_any_start():
         run("children:echo", {"it": object()})
 
 
-def test_a_child_imports_this_very_ullage_and_what_its_user_does(tmp_path, env):
+def test_child_imports_this_very_ullage_and_what_its_user_does(tmp_path, env):
     (tmp_path / "ullage").mkdir()
     (tmp_path / "ullage" / "__init__.py").write_text("raise SystemExit('another one')")
     (tmp_path / "mine.py").touch()
@@ -204,7 +204,7 @@ def test_a_child_imports_this_very_ullage_and_what_its_user_does(tmp_path, env):
     assert found.answer == {"file": str(tmp_path / "mine.py")}
 
 
-def test_the_folder_in_which_a_child_starts_is_not_imported_from(tmp_path, env):
+def test_folder_in_which_a_child_starts_is_not_imported_from(tmp_path, env):
     (tmp_path / "json.py").write_text("raise SystemExit('a file of the user that happens to be called so')")
     assert start("children:echo", {}, env=env, cwd=str(tmp_path)).wait().answer
 

@@ -88,7 +88,7 @@ def test_a_run_that_looks_through_all_variables_depends_on_all(env):
     assert not outcome.reads.same_variables({**env, "OTHER": "1", "NEW": "1"})
 
 
-def test_large_files_compare_by_size_and_time_pipes_do_not_block(tmp_path):
+def test_large_files_compare_by_size_and_pipes_do_not_block(tmp_path):
     large, pipe = tmp_path / "large", tmp_path / "pipe"
     large.write_bytes(bytes(5 << 20))
     os.mkfifo(pipe)

@@ -127,7 +127,7 @@ def blocks(size):
     return -(-size // 512)
 
 
-def test_norms_of_lists_ask_for_what_an_h200_was_seen_to_ask_for():
+def test_norms_of_lists_ask_for_what_h200_was_seen_to_ask_for():
     with ullage.virtual_gpu("H200") as gpu:
         for name, events in MEASURED["norms"]:
             operation, _, rest = name.partition(" ")

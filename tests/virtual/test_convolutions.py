@@ -219,7 +219,7 @@ def test_channels_last_is_kept_by_output_and_gradients():
         assert layer.bias.grad.shape == (16,)
 
 
-def test_a_contiguous_filter_is_copied_for_a_channels_last_input():
+def test_contiguous_filter_is_copied_for_a_channels_last_input():
     with ullage.virtual_gpu("H200") as gpu:
         arguments = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         source, weight = tensor((4, 64, 16, 16), "f16", "cl"), tensor((64, 64, 3, 3), "f16")
@@ -228,7 +228,7 @@ def test_a_contiguous_filter_is_copied_for_a_channels_last_input():
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_gradients_that_are_not_wanted_are_none_and_take_nothing():
+def test_unwanted_gradients_are_none_and_need_no_memory():
     sizes = dict(grad=(2, 64, 16, 16), source=(2, 64, 16, 16), weight=(64, 64, 3, 3), padding=[1, 1])
     with ullage.virtual_gpu("H200") as gpu:
         asked, (data, weight, bias) = backward(gpu, **sizes, mask=(False, True, False))

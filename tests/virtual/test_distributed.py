@@ -109,7 +109,7 @@ def outside(gpu):
     return gpu.context / MIB
 
 
-def test_nccl_needs_memory_at_the_first_collective_of_each_group(gpu):
+def test_nccl_needs_memory_at_first_collective_of_each_group(gpu):
     before = outside(gpu)
     torch.distributed.all_reduce(torch.zeros(1, device="cuda"))
     first = outside(gpu)

@@ -95,7 +95,7 @@ def test_installable_packages_are_named(modules, monkeypatch):
     assert "liger_kernel (looks_for_liger.py; pip install liger-kernel)" in about_lookups(gpu)[0]
 
 
-def test_without_triton_the_one_that_belongs_to_pytorch_is_named(modules, monkeypatch):
+def test_without_triton_one_that_belongs_to_pytorch_is_named(modules, monkeypatch):
     load = modules("looks_for_triton", "try:\n    import triton\nexcept ImportError:\n    pass\n")
     for name in [name for name in sys.modules if name == "triton" or name.startswith("triton.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -64,7 +64,7 @@ def test_zero_redundancy_keeps_a_part_of_the_states(gpu):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_zero_redundancy_gathers_all_states_and_restores_its_own(rank):
+def test_zero_redundancy_gathers_and_restores_states(rank):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     with Rank(RANKS, rank).entered(), virtual_gpu("H200"):
@@ -177,7 +177,7 @@ def test_communication_hooks_send_what_they_make_of_a_bucket(gpu):
     assert state.error_dict, "it keeps what it left out for the next step"
 
 
-def test_a_full_optimizer_checkpoint_has_the_states_of_all_ranks(gpu):
+def test_full_optimizer_checkpoint_has_the_states_of_all_ranks(gpu):
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model = FullyShardedDataParallel(layers(), use_orig_params=True)
@@ -238,7 +238,7 @@ def pipeline(kind, rank, received=None, shape=None):
         return torch.cuda.max_memory_allocated(), messages.sent, list(gpu.notes), groups.apart, gpu.calls.bubble
 
 
-def test_pipeline_stages_hold_the_microbatches_of_their_schedule():
+def test_pipeline_stages_hold_microbatches_of_their_schedule():
     one_by_one, sent, _, apart, _ = pipeline("Schedule1F1B", 0)
     assert apart == list(range(RANKS))
     all_at_once = pipeline("ScheduleGPipe", 0)[0]

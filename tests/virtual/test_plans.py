@@ -270,7 +270,7 @@ def test_the_next_plan_is_guessed_where_the_first_is_ruled_out(switches, directi
     assert len(found) > 40 and sum(found) > least * len(found)
 
 
-def test_a_measured_workspace_holds_unless_its_plan_is_ruled_out(monkeypatch):
+def test_measured_workspace_holds_unless_its_plan_is_ruled_out(monkeypatch):
     """Engine 25, which adds in any order, is likely for the gradient of the first of these."""
     sizes = (128, 1, 32, 300), (256, 1, 3, 300), (128, 256, 30, 1)
     loose, firm = problem("d", *sizes, "f32"), problem("f", *sizes, "f32")

@@ -78,7 +78,7 @@ def test_memory_functions_are_the_allocators(gpu):
     assert torch.cuda.memory_reserved() == 0
 
 
-def test_a_reset_of_the_peaks_hides_nothing_from_the_virtual_gpu(gpu):
+def test_reset_of_the_peaks_hides_nothing_from_the_virtual_gpu(gpu):
     x = torch.zeros(3 * MIB, dtype=torch.uint8, device="cuda")
     del x
     torch.cuda.reset_peak_memory_stats()

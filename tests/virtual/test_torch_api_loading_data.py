@@ -62,7 +62,7 @@ def test_other_threads_can_train(gpu):
     assert not errors and layer.weight.grad.is_cuda
 
 
-def test_a_thread_outliving_the_virtual_gpu_has_ordinary_tensors():
+def test_thread_outliving_the_virtual_gpu_has_ordinary_tensors():
     proceed, results = threading.Event(), []
 
     def work():

@@ -31,7 +31,7 @@ def test_it_is_refused_by_name(gpu, call, name):
         call()
 
 
-def test_an_operator_that_writes_what_it_is_given_is_passed_over(gpu):
+def test_operator_that_writes_what_it_is_given_is_passed_over(gpu):
     """As RWKV calls its kernels: outputs are made before, and nothing is returned."""
     from torch.utils.cpp_extension import load
 

@@ -76,7 +76,7 @@ def test_the_time_between_events_is_the_hosts_and_noted(gpu):
         torch.cuda.Event().elapsed_time(end)
 
 
-def test_a_stream_chosen_in_one_thread_is_not_current_in_another(gpu):
+def test_stream_chosen_in_one_thread_is_not_current_in_another(gpu):
     in_side_stream, done, made = threading.Event(), threading.Event(), {}
 
     def copy_ahead():
@@ -102,7 +102,7 @@ def test_classes_imported_before_give_the_same_streams():
         assert Event().query()
 
 
-def test_a_backward_pass_runs_on_the_streams_of_its_forward_pass(gpu):
+def test_backward_pass_runs_on_the_streams_of_its_forward_pass(gpu):
     weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
     side = torch.cuda.Stream()
     here = weight * 2

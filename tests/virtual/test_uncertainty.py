@@ -89,7 +89,7 @@ def beyond_what_is_counted(layer, data):
     return gpu, gpu.upper - max(gpu.context, usual) - reserved
 
 
-def test_the_bound_adds_a_large_segment_or_the_spread_of_guesses():
+def test_bound_adds_a_large_segment_or_the_spread_of_guesses():
     known, added = beyond_what_is_counted(lambda: nn.Conv2d(64, 64, 3, padding=1), images(32, 64, 56, 56))
     assert not known.uncertainty.guesses() and added == 20 << 20
     small, added = beyond_what_is_counted(lambda: nn.Conv2d(16, 8, 3), images(3, 16, 7, 7))

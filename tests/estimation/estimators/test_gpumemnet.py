@@ -95,7 +95,7 @@ def test_the_features_of_a_cnn_are_those_counted_by_hand() -> None:
     assert tuples_of(summary, "cnn")[-1] == [1, 1, 5, weights[3]]
 
 
-def test_the_features_of_a_transformer_are_those_counted_by_hand() -> None:
+def test_features_of_a_transformer_are_those_counted_by_hand() -> None:
     summary = summary_of(job("SmallTransformer", sequence_length=7, num_classes=3))
     weights = 50 * 8, 2 * 8, 9 * 24, 9 * 3
     activations = 7 * (8 + 8 + 24 + 8) + 3  # attention that is no layer of its own is in no summary

@@ -120,7 +120,7 @@ def test_further_columns_and_capitals_change_nothing() -> None:
     assert read_summary(text) == read_summary(TORCHINFO)
 
 
-def test_layers_that_do_not_add_up_are_refused_with_both_numbers() -> None:
+def test_wrong_sums_of_layers_are_refused_with_both_numbers() -> None:
     with pytest.raises(InvalidValue, match="54,410 parameters, but they have 54,090; .* depth=99"):
         read_summary(TORCHSUMMARY.replace(" 320", " 0"))
     cut = TORCHSUMMARY.partition("Total")[0]

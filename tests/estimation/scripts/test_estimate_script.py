@@ -159,7 +159,7 @@ def test_when_the_time_is_over_what_was_seen_is_the_answer(script):
     assert cut["covered"] is False and cut["adds"] > 0
 
 
-def test_an_estimate_without_training_says_nothing_about_fitting(script):
+def test_estimate_without_training_says_nothing_about_fitting(script):
     before = f"import torch\nx = torch.zeros(1 << 20, device='cuda')\n{LATER}\ntime.sleep(3600)"
     estimate = estimate_script(script(before), gpu="H200", timeout=40.0)
     assert estimate.before_training and estimate.mark == "?"

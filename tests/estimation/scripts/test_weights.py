@@ -165,7 +165,7 @@ def test_where_writes_are_redirected_the_cache_stays_as_it_is(script, monkeypatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("overlays", "namespaces"), [(True, True), (False, True), (False, False)])
-def test_of_a_folder_without_weights_the_configuration_is_enough(script, tmp_path, monkeypatch, overlays, namespaces):
+def test_of_folder_without_weights_the_configuration_is_enough(script, tmp_path, monkeypatch, overlays, namespaces):
     """Also where an index names pieces that are not there, and where it is not said which class was saved."""
     monkeypatch.setattr(parent, "Sandbox", partial(Sandbox, overlays=overlays, namespaces=namespaces))
     files = {

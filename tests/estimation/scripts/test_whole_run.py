@@ -400,7 +400,7 @@ def test_a_metric_of_the_hub_has_a_stand_in(estimated, tmp_path_factory, monkeyp
     assert any("the metric accuracy was not downloaded" in note for note in found["notes"])
 
 
-def test_data_sets_of_one_size_that_are_not_there_have_stand_ins(estimated):
+def test_missing_data_sets_of_one_size_have_stand_ins(estimated):
     source = """
     import torch, torchvision.datasets as datasets
     from torch.utils.data import DataLoader
@@ -567,7 +567,7 @@ def test_a_script_whose_shapes_reveal_selections_runs_again(monkeypatch):
     assert asked == [{}, {"x": 3}] and found["number"] == 2
 
 
-def test_a_module_of_the_script_is_imported_before_a_waiting_one(follow, tmp_path, monkeypatch):
+def test_module_of_the_script_is_imported_before_a_waiting_one(follow, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "httpx"]:
         monkeypatch.setitem(sys.modules, name, sys.modules[name])
     monkeypatch.setitem(sys.modules, "httpx", ModuleType("httpx"))

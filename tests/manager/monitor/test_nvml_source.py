@@ -145,7 +145,7 @@ def test_slow_calls_are_rare_and_their_values_have_an_age() -> None:
     assert source.read(gpu.uuid).energy_j == 1500.0
 
 
-def test_gpm_gives_pcie_traffic_and_no_other_call_is_made_for_it() -> None:
+def test_gpm_gives_pcie_traffic_without_another_call() -> None:
     gpu, clock = FakeGpu(busy=dict(BUSY)), Clock()
     nvml = FakeNvml([gpu])
     source = NvmlSource(nvml, clock=clock)

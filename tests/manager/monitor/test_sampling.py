@@ -132,7 +132,7 @@ def test_a_failed_look_is_counted_and_the_next_one_comes() -> None:
     assert (len(monitor.window("a")), len(monitor.window("b"))) == (2, 3)
 
 
-def test_a_lost_gpu_is_unknown_until_it_is_listed_and_read_again() -> None:
+def test_lost_gpu_is_unknown_until_it_is_listed_and_read_again() -> None:
     clock = Clock()
     told = iter([*readings(0.1), DeviceLost("a", "GPU is lost"), *readings(0.7)])
     source = Told({"a": told}, held={"a": {42: 7}})

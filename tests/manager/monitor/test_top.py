@@ -62,7 +62,7 @@ def a_mixed_machine() -> Monitor:
     return monitor
 
 
-def test_the_picture_shows_what_is_known_and_a_dash_for_the_rest() -> None:
+def test_picture_shows_what_is_known_and_a_dash_for_the_rest() -> None:
     lines = drawn(a_mixed_machine(), 140)
     titles = lines[1].split()
     first, second, third, part, gone = (line.split() for line in lines[2:7])

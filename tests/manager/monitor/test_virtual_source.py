@@ -47,7 +47,7 @@ def test_a_killed_process_holds_nothing_any_more(tmp_path: Path) -> None:
     assert source.read(card.uuid).memory_used == 0
 
 
-def test_a_card_whose_file_vanishes_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
+def test_card_whose_file_vanishes_is_lost_and_the_others_go_on(tmp_path: Path) -> None:
     one, two = Cards.create(tmp_path, "2xT4").cards
     monitor = Monitor(best_source(virtual=tmp_path))
     monitor.look()

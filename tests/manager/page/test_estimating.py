@@ -218,7 +218,7 @@ def test_an_estimate_can_be_cancelled(page, tab):
     until(lambda: not page.home.client.ping()["estimates_pending"], "the process to end")
 
 
-def test_a_job_is_tried_out_and_submitted_and_watched_to_its_end(page, work, tab):
+def test_job_is_tried_out_and_submitted_and_watched_to_its_end(page, work, tab):
     tab.goto(page.url + "/submit")
     tab.get_by_label("Command").fill(
         f"/bin/sh -c 'while [ ! -e {work.work}/go ]; do sleep 0.05; done; echo it is over'"

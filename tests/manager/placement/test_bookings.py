@@ -44,7 +44,7 @@ def placed(outcome: PassOutcome) -> list[int]:
         (2000.0, None, True),
     ],
 )
-def test_a_foreign_job_starts_only_if_it_ends_before_the_booking(now: float, limit: float | None, starts: bool) -> None:
+def test_foreign_job_starts_only_if_it_ends_before_the_booking(now: float, limit: float | None, starts: bool) -> None:
     assert placed(ask([job(1, time_limit=limit)], now)) == ([1] if starts else [])
     assert placed(ask([job(1, mine=True, time_limit=limit)], now)) == [1], "its owner may always"
 

@@ -159,7 +159,7 @@ def test_a_job_that_waited_long_reserves_and_is_not_overtaken() -> None:
     )
 
 
-def test_a_kept_gpu_is_lent_to_jobs_that_end_before_it_is_needed() -> None:
+def test_kept_gpu_is_lent_to_jobs_that_end_before_it_is_needed() -> None:
     there = running((job(100, promise=30, time_limit=1060.0), "GPU-0"))
     blocked = job(1, promise=35, submitted=0.0)
     for limit, expected in ((None, []), (61.0, []), (60.0, [2])):
@@ -456,7 +456,7 @@ def test_unequal_ranks_are_promised_their_needs_in_slot_order() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_ranks_that_differ_start_if_and_only_if_each_finds_a_gpu(seed: int) -> None:
+def test_ranks_that_differ_start_if_and_only_if_each_finds_gpu(seed: int) -> None:
     random = Random(seed)
     count, ranks = random.randint(2, 5), random.randint(2, 4)
     held_there = [random.randint(0, 39) for _ in range(count)]
@@ -476,7 +476,7 @@ def test_ranks_that_differ_start_if_and_only_if_each_finds_a_gpu(seed: int) -> N
         assert outcome.waiting[0].never == (ranks > count)
 
 
-def test_a_job_whose_ranks_differ_keeps_gpus_that_will_hold_them() -> None:
+def test_job_whose_ranks_differ_keeps_gpus_that_will_hold_them() -> None:
     small = [*slots(1), Slot("GPU-1", 1, "T4", 16 * GIB, 0, Activity(smact=0.0))]
     stages = job(1, 30, gpus=2, promises=(10 * GIB, 30 * GIB))
     there = running((job(5, 20, time_limit=1000.0), "GPU-0"), (job(6, 10, time_limit=1000.0), "GPU-1"))

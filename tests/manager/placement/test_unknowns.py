@@ -27,7 +27,7 @@ def placed(policy: str, waiting: list[Job], slots: list[Slot], rules: Rules) -> 
 
 
 @pytest.mark.parametrize("policy", ["ullage", "magm", "lug", "mug", "round-robin", "worst-fit"])
-def test_a_gpu_of_unknown_memory_takes_one_job_at_a_time_or_none(policy: str) -> None:
+def test_gpu_of_unknown_memory_takes_one_job_at_a_time_or_none(policy: str) -> None:
     waiting = [Job(number, "ada", 0.0, promise=GIB, true=GIB) for number in range(3)]
     assert placed(policy, waiting, [slot(used=None)], Rules()) == [("GPU-0",)]
     assert placed(policy, waiting, [slot(used=None)], Rules(smact_limit=None)) == [("GPU-0",)]
@@ -59,7 +59,7 @@ def test_a_known_activity_is_preferred_to_an_unknown_one(policy: str) -> None:
     assert placed(policy, [Job(1, "ada", 0.0, promise=GIB, true=GIB)], slots, Rules()) == [("GPU-1",)]
 
 
-def test_an_old_reading_is_unknown_and_gpu_activity_replaces_sms() -> None:
+def test_old_reading_is_unknown_and_gpu_activity_replaces_sms() -> None:
     def opened(activity: Activity) -> bool:
         return bool(placed("magm", jobs(1, promise=1), [slot(used=5, foreign=5, activity=activity)], Rules()))
 

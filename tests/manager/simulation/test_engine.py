@@ -134,7 +134,7 @@ def test_a_job_too_large_for_every_gpu_is_given_up() -> None:
     assert found.figures.ooms >= 1
 
 
-def test_fragmentation_costs_neighbours_room_but_not_a_job_alone() -> None:
+def test_fragmentation_costs_neighbours_room_but_not_job_alone() -> None:
     alone = [TraceJob(1, 0.0, kind("a", 39), 10.0)]
     assert play(alone, fragmentation=2 * GIB).figures.ooms == 0
     pair = [TraceJob(1, 0.0, kind("a", 20), 50.0), TraceJob(2, 1.0, kind("b", 18.5), 50.0)]

@@ -29,7 +29,7 @@ def test_every_known_workload_has_what_a_simulation_needs() -> None:
         assert not known.in_table or {"horus", "faketensor", "gpumemnet"} <= set(known.kind.estimates)
 
 
-def test_jobs_waiting_for_images_leave_the_gpu_idle_at_any_batch() -> None:
+def test_jobs_waiting_for_images_leave_gpu_idle_at_any_batch() -> None:
     small, large = known_workload("mobilenet_v2 b32").kind, known_workload("mobilenet_v2 b128").kind
     assert small.alone[MEASURED_ON].waits_for_input and large.alone[MEASURED_ON].waits_for_input
     assert small.alone[MEASURED_ON].busy == pytest.approx(large.alone[MEASURED_ON].busy, abs=0.1)

@@ -146,7 +146,7 @@ def test_the_seed_decides_which_workload_of_its_size_a_job_is(tmp_path: Path) ->
     assert kinds(1) == kinds(1) != kinds(2)
 
 
-def test_a_limit_takes_the_first_jobs_before_workloads_are_given(tmp_path: Path) -> None:
+def test_limit_takes_the_first_jobs_before_workloads_are_given(tmp_path: Path) -> None:
     trace = read_trace(many(tmp_path), limit=100)
     assert Counter(known_workloads()[job.kind.name].size for job in trace.jobs)["large"] == 8
 

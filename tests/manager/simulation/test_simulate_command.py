@@ -115,7 +115,7 @@ def test_wrong_traces_and_files_are_reported_and_unchanged(typed, trace, tmp_pat
     assert typed("simulate")[0] == 2
 
 
-def test_a_custom_policy_is_compared_and_its_errors_are_reported(typed, trace, tmp_path):
+def test_custom_policy_is_compared_and_its_errors_are_reported(typed, trace, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def choose(job, gpus, past):\n    return gpus[0]\n\n\ndef wrong(job, gpus, past):\n    return gpus.none\n"

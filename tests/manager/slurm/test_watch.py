@@ -261,7 +261,7 @@ def test_forgotten_orders_of_a_controller_are_repeated(watch, slurm):
     assert watch.log() == [(job, 0, 12), (job, 1, 21)]
 
 
-def test_output_of_an_earlier_run_does_not_count_for_a_later_one(watch, slurm):
+def test_output_of_earlier_run_does_not_count_for_a_later_one(watch, slurm):
     text = JOB + f'[ -n "$SLURM_RESTART_COUNT" ] && exit 3\necho "{MEMORY}"; exit 1\n'
     job = watch.submit(text, "--open-mode=append")
     runs = watch.until_over(job, "FAILED")
