@@ -263,7 +263,7 @@ def one_run(job: str, tool: str, line: Sequence[str] | None, steps: int, folder:
 
 
 def compare_tools(options: argparse.Namespace) -> None:
-    lines: dict[str, list[str] | None] = {"no tool": None, **tools()}
+    lines = {name: line for name, line in {"no tool": None, **tools()}.items() if name not in options.without}
     for job, steps, rounds in (("light", options.light, options.rounds), ("heavy", options.heavy, 1)):
         for number in range(rounds):
             for tool in list(lines) if number % 2 == 0 else reversed(lines):
@@ -284,7 +284,8 @@ def main() -> None:
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--light", type=int, default=600, help="steps of the small network")
     two.add_argument("--heavy", type=int, default=60, help="steps of the large network")
-    two.add_argument("--rounds", type=int, default=2)
+    two.add_argument("--rounds", type=int, default=2, help="runs of the small network with each tool")
+    two.add_argument("--without", action="append", default=[], help="a tool to leave out")
     three = add("train")
     three.set_defaults(run=train)
     three.add_argument("job", choices=("light", "heavy"))
