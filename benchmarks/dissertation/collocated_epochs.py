@@ -13,19 +13,24 @@ that was measured and for the chapter's A100, and writes the tables of lab/docs/
 
 import argparse
 import io
+import json
+import math
 import random
+import statistics
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import collocation
+import ullage
 from ullage_lab.measure.job_sets import JobSet
 from ullage_lab.measure.together import TogetherSettings, measure_together
 
 DATA = Path(__file__).parents[1] / "data" / "collocated_epochs_h200.jsonl"
 PAGE = Path(__file__).parents[2] / "lab" / "docs" / "collocation.md"
 Row = dict[str, Any]
-HOWS = {"timeslice": "time-slicing", "mps": "mps"}
+HOWS = ("timeslice", "mps")
 COPIES = (2, 3, 7)
 # id: model, side of the images (CIFAR-10's, ImageNet64's or ImageNet's), batch size, estimated MiB of reserved memory
 JOBS = {
@@ -141,7 +146,7 @@ def run_with_loader(prepared: tuple[Any, Iterator[Any]], after_step: Callable[[]
 
 def measure(options: argparse.Namespace) -> None:
     for workers in map(int, options.loaders.split(",")):
-        out = options.out.with_name(f"{options.out.stem}-{workers}{options.out.suffix}")
+        out = options.out.with_name(f"{options.out.name}.{workers}")
         loader = {"prepare": partial(prepare_with_loader, workers=workers), "run": run_with_loader} if workers else {}
         settings = TogetherSettings(out=out, seconds=options.seconds, **loader)
         sets = [one for one in job_sets() if not workers or (one.id not in MIXES and JOBS[one.jobs[0]][1] <= 64)]
@@ -149,10 +154,70 @@ def measure(options: argparse.Namespace) -> None:
         print(f"{left} sets with {workers} loader processes", flush=True)
         for row in rows:
             print(row["how"], row.get("set", row.get("alone")), row.get("slowdown", row.get("failed")), flush=True)
+        with options.out.open("a") as file:
+            file.writelines(json.dumps({"loaders": workers, **json.loads(line)}) + "\n" for line in out.open())
+        out.unlink()
+
+
+def measured(file: Path) -> dict[tuple[int, str, str], Row]:
+    """Return the rows by loader processes, way of sharing and set; jobs alone by their ids."""
+    rows: dict[tuple[int, str, str], Row] = {}
+    for row in map(json.loads, file.open()):
+        if "how" in row and "failed" not in row:
+            rows[row["loaders"], row["how"], row.get("set") or row["alone"]] = row
+    return rows
+
+
+def predicted(gpu: str) -> dict[tuple[str, str], float]:
+    """Return the mean slowdown of each set by way of sharing, as `ullage share` has it."""
+    alone = {}
+    for name, (model, side, batch, _) in JOBS.items():
+        one = ullage.Model(model, batch_size=batch, input_shape=(3, side, side), optimizer="sgdm")
+        alone[name] = ullage.estimate(one, gpu=gpu)
+    slowdowns = {}
+    for one_set in job_sets():
+        for how in HOWS:
+            sharing = ullage.share([alone[name] for name in one_set.jobs], gpu=gpu, how=how)
+            slowdowns[how, one_set.id] = statistics.fmean(1 / job.speed for job in sharing.jobs)
+    return slowdowns
+
+
+def slowdowns_table(rows: dict[tuple[int, str, str], Row]) -> str:
+    here, there = predicted("H200"), predicted("A100-40GB")
+    slow = {key: statistics.fmean(row["slowdown"]) for key, row in rows.items() if "set" in row}
+    lines = []
+    for one in job_sets():
+        for how, words in collocation.HOWS.items():
+            figures = slow[0, how, one.id], here[how, one.id], slow.get((4, how, one.id)), there[how, one.id]
+            lines.append([one.id, words, *("-" if figure is None else f"{figure:.2f}" for figure in figures)])
+    head = ["jobs", "shared", "measured", "predicted", "measured, with loaders", "predicted for an A100"]
+    words = []
+    for how in HOWS:
+        off = [math.exp(abs(math.log(here[how, one.id] / slow[0, how, one.id]))) - 1 for one in job_sets()]
+        words.append(f"{collocation.HOWS[how]} {statistics.median(off):.0%} ({max(off):.0%} at worst)")
+    return f"{collocation.table(head, lines)}\n\nError of the predictions, median: {', '.join(words)}."
+
+
+def energy_table(rows: dict[tuple[int, str, str], Row]) -> str:
+    """Figures 4.1b, 4.5 and 4.6: SMACT, power, and the energy of a step of one copy."""
+    lines = []
+    for name in JOBS:
+        for copies in (1, *COPIES):
+            cells = []
+            for how in HOWS:
+                row = rows[0, how, name if copies == 1 else f"{name} x {copies}"]
+                energy = row["power_w"] / sum(1 / step for step in row["step_s"])
+                cells.append(f"{row['smact']:.0%}, {row['power_w']:.0f} W, {energy:.2f} J")
+            lines.append([name, str(copies), *cells])
+    return collocation.table(["job", "copies", *collocation.HOWS.values()], lines)
 
 
 def compare(options: argparse.Namespace) -> None:
-    raise SystemExit("not yet")
+    rows = measured(options.file)
+    for name, text in {"epochs": slowdowns_table(rows), "epochs energy": energy_table(rows)}.items():
+        print(text, end="\n\n")
+        if options.write:
+            PAGE.write_text(collocation.written(PAGE.read_text(), name, text))
 
 
 def main() -> None:
