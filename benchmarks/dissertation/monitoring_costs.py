@@ -26,6 +26,8 @@ from typing import Any
 
 import psutil
 
+import collocation
+from ullage.units import format_bytes
 from ullage_lab.measure.activity import activity_between
 
 HERE = Path(__file__).resolve()
@@ -271,6 +273,77 @@ def compare_tools(options: argparse.Namespace) -> None:
                     append(options.out, one_run(job, tool, lines[tool], steps, Path(folder)))
 
 
+# Tables
+
+# Means of the authors' readings on an A100 (summary_files_mean.csv of their repository, PMDLT): GRACT, SMACT, SMOCC.
+A100 = {
+    (1, 1): (0.683, 0.002, 0.000),
+    (1, 128): (0.660, 0.001, 0.000),
+    (1, 1024): (0.674, 0.002, 0.001),
+    (128, 1): (0.771, 0.177, 0.003),
+    (128, 128): (0.776, 0.206, 0.014),
+    (128, 1024): (0.826, 0.211, 0.113),
+    (1024, 1): (0.797, 0.184, 0.015),
+    (1024, 128): (0.867, 0.145, 0.047),
+    (1024, 1024): (0.940, 0.524, 0.365),
+    (8192, 1): (0.951, 0.190, 0.012),
+    (8192, 128): (0.965, 0.254, 0.038),
+    (8192, 1024): (0.994, 0.929, 0.687),
+    (131072, 1): (0.995, 0.291, 0.014),
+    (131072, 128): (0.995, 0.786, 0.390),
+    (131072, 1024): (0.996, 0.991, 0.779),
+}
+# Table 3.2: seconds of an epoch of the small network and the size of its data; minutes of an epoch of the large one.
+PUBLISHED = {
+    "no tool": ("9.61 s", "37.06 min"),
+    "top": ("9.66 s, ~20 KB", "37.11 min"),
+    "nvidia-smi": ("9.61 s, ~20 KB", "37.04 min"),
+    "DCGM": ("9.68 s, ~85 KB", "37.19 min"),
+    "Nsight Systems": ("9.88 s, ~40 MB", "39.13 min"),
+    "PyTorch's profiler": ("13.65 s, ~1.4 GB", "not run"),
+}
+
+
+def sweep_table(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        if theirs := A100.get(tuple(row.get("sweep", ()))):
+            own = [f"{row[name]:.1%}" for name in ("gract", "smact", "smocc")]
+            lines.append([*map(str, row["sweep"]), *own, *(f"{value:.1%}" for value in theirs)])
+    head = ["blocks", "threads", "GRACT", "SMACT", "SMOCC", "A100: GRACT", "A100: SMACT", "A100: SMOCC"]
+    return collocation.table(head, lines)
+
+
+def tools_table(rows: Sequence[Row], job: str) -> str:
+    lines = []
+    for tool in dict.fromkeys(row["tool"] for row in rows if row.get("job") == job):
+        runs = [row for row in rows if row.get("job") == job and row["tool"] == tool]
+        one = runs[0]
+        lines.append(
+            [
+                tool,
+                " and ".join(f"{1e3 * row['seconds'] / row['steps']:.2f}" for row in runs),
+                f"{one['after_s']:.1f}",
+                format_bytes(one["size"]) if one["size"] else "-",
+                f"{one['tool_cores']:.1%}" if "tool_cores" in one else "-",
+                format_bytes(one["memory"]),
+                " / ".join(f"{one[name]:.1%}" for name in ("smact", "smocc", "drama")),
+                PUBLISHED.get(tool, ("-", "-"))[job == "heavy"],
+            ]
+        )
+    head = ["tool", "step, ms", "after, s", "data", "tool, of a core", "training's memory", "SMACT / SMOCC / DRAMA"]
+    return collocation.table([*head, "published"], lines)
+
+
+def tables(options: argparse.Namespace) -> None:
+    rows = [json.loads(line) for line in options.file.open()]
+    parts = {"sweep": sweep_table(rows), "light": tools_table(rows, "light"), "heavy": tools_table(rows, "heavy")}
+    for name, text in parts.items():
+        print(text, end="\n\n")
+        if options.write:
+            PAGE.write_text(collocation.written(PAGE.read_text(), name, text))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -286,6 +359,10 @@ def main() -> None:
     two.add_argument("--heavy", type=int, default=60, help="steps of the large network")
     two.add_argument("--rounds", type=int, default=2, help="runs of the small network with each tool")
     two.add_argument("--without", action="append", default=[], help="a tool to leave out")
+    four = add("tables")
+    four.set_defaults(run=tables)
+    four.add_argument("file", type=Path, nargs="?", default=DATA)
+    four.add_argument("--write", action="store_true")
     three = add("train")
     three.set_defaults(run=train)
     three.add_argument("job", choices=("light", "heavy"))
