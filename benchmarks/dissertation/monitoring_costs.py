@@ -193,8 +193,8 @@ FIELDS = "1001,1002,1003,1005,155,156,1009,1010"  # DCGM's numbers of GRACT, SMA
 
 
 def nsys() -> str | None:
-    found = shutil.which("nsys")
-    return found or next(map(str, Path("/opt/nvidia").glob("nsight-*/*/host/target-linux-x64/nsys")), None)
+    beside_ncu = Path("/opt/nvidia").glob("nsight-*/*/host/target-linux-x64/nsys")
+    return shutil.which("nsys") or next(map(str, beside_ncu), None)
 
 
 def tools() -> dict[str, list[str] | None]:
@@ -335,10 +335,12 @@ def tools_table(rows: Sequence[Row], job: str) -> str:
     return collocation.table([*head, "published"], lines)
 
 
+def tables_of(rows: Sequence[Row]) -> dict[str, str]:
+    return {"sweep": sweep_table(rows), "light": tools_table(rows, "light"), "heavy": tools_table(rows, "heavy")}
+
+
 def tables(options: argparse.Namespace) -> None:
-    rows = [json.loads(line) for line in options.file.open()]
-    parts = {"sweep": sweep_table(rows), "light": tools_table(rows, "light"), "heavy": tools_table(rows, "heavy")}
-    for name, text in parts.items():
+    for name, text in tables_of([json.loads(line) for line in options.file.open()]).items():
         print(text, end="\n\n")
         if options.write:
             PAGE.write_text(collocation.written(PAGE.read_text(), name, text))
