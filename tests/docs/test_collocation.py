@@ -1,6 +1,7 @@
 """The page on jobs that share a GPU says what the shipped measurements say."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -42,3 +43,29 @@ def test_work_done_counts_each_job_by_its_speed_alone(script: ModuleType) -> Non
 def test_pictures_can_be_read_on_light_and_on_dark_pages(script: ModuleType) -> None:
     for picture in script.pictures(script.lines()).values():
         assert "prefers-color-scheme: dark" in picture and re.search(r'<rect class="back" width="968"', picture)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/dissertation"))
+    return script
+
+
+@pytest.mark.parametrize("name", ["sweep", "light", "heavy"])
+def test_tables_of_chapter_3_are_those_of_the_data(name: str, programs: ModuleType) -> None:
+    import monitoring_costs
+
+    rows = [json.loads(line) for line in monitoring_costs.DATA.open()]
+    table = monitoring_costs.tables_of(rows)[name]
+    page = monitoring_costs.PAGE.read_text()
+    assert programs.written(page, name, table) == page
+    assert table.count("\n") > 5
+
+
+def test_energy_of_chapter_4_is_that_of_the_data(programs: ModuleType) -> None:
+    import collocated_epochs
+
+    table = collocated_epochs.energy_table(collocated_epochs.measured(collocated_epochs.DATA))
+    page = collocated_epochs.PAGE.read_text()
+    assert programs.written(page, "epochs energy", table) == page
+    assert table.count("\n") == 1 + 4 * len(collocated_epochs.JOBS)
