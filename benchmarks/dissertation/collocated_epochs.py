@@ -30,7 +30,7 @@ from ullage_lab.measure.together import TogetherSettings, measure_together
 DATA = Path(__file__).parents[1] / "data" / "collocated_epochs_h200.jsonl"
 PAGE = Path(__file__).parents[2] / "lab" / "docs" / "collocation.md"
 Row = dict[str, Any]
-HOWS = ("timeslice", "mps")
+HOWS = ("time-slicing", "mps")
 COPIES = (2, 3, 7)
 # id: model, side of the images (CIFAR-10's, ImageNet64's or ImageNet's), batch size, estimated MiB of reserved memory
 JOBS = {
