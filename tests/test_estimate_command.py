@@ -155,7 +155,7 @@ def test_a_word_that_the_command_line_does_not_know_is_code_2(type_in, typed, te
 def test_help_has_examples_and_groups(type_in):
     code, out, _ = type_in("estimate", "--help")
     assert code == 0
-    for words in ("Examples", "ullage estimate torchvision:resnet50", "How long a training", "KEY=VALUE"):
+    for words in ("Examples", "ullage estimate torchvision:resnet50", "Training time and cost", "KEY=VALUE"):
         assert words in out
 
 
