@@ -124,15 +124,6 @@ class GuardedConnection(H11Protocol):
         if not allowed:
             self._refuse(503, "NotAllowed", _TOO_MANY)
 
-    def data_received(self, data: bytes) -> None:
-        """Answer clients older than the HTTP API, which send a line of JSON, in the same form."""
-        if self._guest.caller is not None and self.scope is None and data.startswith(b"{"):
-            answer = {"ok": False, "error": "OtherVersion", "message": _UPGRADE}
-            self.transport.write(json.dumps(answer).encode() + b"\n")
-            self.transport.close()
-            return
-        super().data_received(data)
-
     def eof_received(self) -> None:
         if self.conn.trailing_data[0] and (self.cycle is None or self.cycle.response_complete):
             self.send_400_response("a request must end before the connection does")
