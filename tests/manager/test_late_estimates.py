@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import sqlite3
 import sys
 import threading
 
@@ -280,23 +279,6 @@ def test_an_estimate_does_not_undo_a_recovery(make_here, late):
     late.give("3", 4 * GIB)
     here.until(lambda: here.job(again)["estimating"] is None, "its estimate")
     assert here.job(again)["promise"] == promise > 8 * GIB
-
-
-def test_a_database_with_jobs_in_estimation_is_migrated(home):
-    home.options = ["--virtual", "1xA100-40GB"]
-    home.start()
-    numbers = [home.submit(hold=True), home.submit(hold=True)]
-    home.kill()
-    database = sqlite3.connect(home.folder / "manager/state.db")
-    with database:
-        database.execute("UPDATE jobs SET state = 'estimating', estimate_note = NULL WHERE id = ?", numbers[:1])
-        database.execute("UPDATE jobs SET estimate_key = 'made before' WHERE id = ?", numbers[1:])
-        database.execute("DROP TABLE runs")
-        database.execute("PRAGMA user_version = 23")
-    database.close()
-    home.start()
-    assert home.wait(numbers[0])["state"] == "done"
-    assert home.job(numbers[1])["estimating"] is None, "its estimate was there"
 
 
 # Answers in Ullage's place, once the test has written what.

@@ -5,14 +5,13 @@ import json
 import os
 import socket
 import stat
-import threading
 from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ullage.errors import NoDaemon, NotAllowed, OtherVersion, UllageError
+from ullage.errors import NoDaemon, NotAllowed, UllageError
 from ullage.manager.client import Client
 from ullage.manager.identity import Caller, check_submitter
 from ullage.manager.transport import PROTOCOL, PROTOCOL_HEADER, request_of, socket_file
@@ -201,41 +200,13 @@ def test_a_conda_environment_is_found_in_condas_own_list(common):
 
 
 def test_another_clients_version_is_refused_with_a_command(common):
-    """One of before HTTP sends a line of JSON and reads a line; a later one says a higher number."""
     before = common.client.ping()["jobs"]
     job = {"job": {"command": ["true"], "cwd": "/tmp"}, "key": "the key of an old client"}
-    for line in ({"verb": "submit", "arguments": job}, {"protocol": 2, "order": "submit", "arguments": job}):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(str(socket_file(common.folder)))
-            connection.sendall(json.dumps(line).encode() + b"\n")
-            answer = json.loads(connection.makefile().readline())
-        assert not answer["ok"] and "type: git pull && pip install ." in answer["message"]
     status, answer = raw(common, order("submit", job, {PROTOCOL_HEADER: PROTOCOL - 1}))
     assert status == 400 and "type: git pull && pip install ." in answer["message"]
     status, answer = raw(common, order("submit", job, {PROTOCOL_HEADER: PROTOCOL + 1}))
     assert status == 400 and "restart it" in answer["message"] and "\n" not in answer["message"]
     assert common.client.ping()["jobs"] == before
-
-
-def test_an_older_daemon_is_distinguished_from_none(tmp_path):
-    """It answers a line of JSON, whatever it is sent."""
-    file = socket_file(tmp_path)
-    file.parent.mkdir()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(file))
-        listening.listen()
-
-        def answer():
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(1 << 16)
-                connection.sendall(b'{"protocol": 2, "ok": false, "error": "InvalidValue", "message": "no JSON"}\n')
-
-        old = threading.Thread(target=answer)
-        old.start()
-        with pytest.raises(OtherVersion, match="the daemon is older than this command; restart it"):
-            Client(tmp_path).ping()
-        old.join()
 
 
 def test_a_connection_that_was_closed_meanwhile_is_opened_again(served):

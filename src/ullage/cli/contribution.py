@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,7 +51,14 @@ def contribute(
     from ullage.measuring.machine import describe, measure_one
 
     header = describe()
-    _say_plan(header, out, seconds)
+    card, trainings = header["gpu"], contribution.TRAININGS
+    print(
+        f"This will train {len(trainings)} small models on {card['name']} ({format_bytes(card['memory'])}), for about "
+        f"{format_duration(seconds)}, with up to 8 GB of its memory.\nNothing is downloaded or sent. "
+        f"The result is one file: {out}. It will say:",
+        file=sys.stderr,
+    )
+    print(f"  {json.dumps(header)}\nand for each training its peak memory and the time of a step.", file=sys.stderr)
     if not yes and not (sys.stdin.isatty() and typer.confirm("Go on?", err=True)):
         raise InvalidValue("nothing was run; answer y, or type: ullage contribute --yes")
     tally = {"measured": 0, "failed": 0}
@@ -70,19 +77,6 @@ def contribute(
         print(f"{missing} are left: type the same line again to go on")
     print(f"Look at it: ullage contribute --show {out}")
     print("How to send it: https://github.com/ullage/ullage/blob/main/docs/how-to/measure.md")
-
-
-def _say_plan(header: dict[str, Any], out: Path, seconds: float) -> None:
-    from ullage.measuring.contribution import TRAININGS
-
-    card = header["gpu"]
-    print(
-        f"This will train {len(TRAININGS)} small models on {card['name']} ({format_bytes(card['memory'])}), for about "
-        f"{format_duration(seconds)}, with up to 8 GB of its memory.\nNothing is downloaded or sent. "
-        f"The result is one file: {out}. It will say:",
-        file=sys.stderr,
-    )
-    print(f"  {json.dumps(header)}\nand for each training its peak memory and the time of a step.", file=sys.stderr)
 
 
 def _show(contents: "Contribution", as_json: bool) -> None:

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from ullage.errors import UPDATE, InvalidValue
 from ullage.estimation.words import AT_THEIR_MAXIMUM, BREAKDOWN_WORDS, listed, moment, used_of
 from ullage.hardware import GPU, default_gpu_note
 from ullage.performance.cost import Training, TrainingCost
-from ullage.performance.result import Utilization
+from ullage.performance.result import Utilization, known_fields
 from ullage.performance.step import StepCalls
 from ullage.text import AFTER_THE_TIME
 from ullage.units import format_bytes, format_duration
@@ -146,11 +146,7 @@ class Estimate:
         """Read the dictionary of `to_dict`; keys of later versions are ignored."""
         if not isinstance(values, dict):
             raise InvalidValue(f"an estimate must be a dictionary, got {type(values).__name__}")
-        known = {spec.name: values[spec.name] for spec in fields(cls) if spec.name in values}
-        needed = [spec.name for spec in fields(cls) if spec.default is MISSING and spec.default_factory is MISSING]
-        missing = [name for name in needed if name not in known]
-        if missing:
-            raise InvalidValue(f"an estimate must have {', '.join(missing)}")
+        known = known_fields(cls, values, "estimate")
         version = known.get("schema_version", SCHEMA_VERSION)
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InvalidValue(

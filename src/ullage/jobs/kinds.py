@@ -35,7 +35,15 @@ def kind_of(source: Any, module: bool = False) -> str:
 def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
     """Refuse a script, a folder or a module that Python would not run."""
     if module:
-        _check_module(str(path))
+        sys.path.insert(0, os.getcwd())
+        try:
+            spec = importlib.util.find_spec(str(path))
+        except (ImportError, ValueError, AttributeError):
+            spec = None
+        finally:
+            sys.path.pop(0)
+        if spec is None:
+            raise InvalidValue(f"-m must name a module that Python finds from this folder, got {str(path)}")
         return
     file = Path(path)
     if (file / "__main__.py").is_file() or file.is_file():
@@ -43,15 +51,3 @@ def check_script(path: str | os.PathLike[str], module: bool = False) -> None:
     what, folder = ("is a folder", file) if file.is_dir() else ("does not exist", file.parent)
     near = ", ".join(sorted(child.name for child in folder.glob("*.py"))[:8])
     raise InvalidValue(f"SOURCE must be a script; {path} {what}" + (f" (in {folder}: {near})" if near else ""))
-
-
-def _check_module(name: str) -> None:
-    sys.path.insert(0, os.getcwd())
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        spec = None
-    finally:
-        sys.path.pop(0)
-    if spec is None:
-        raise InvalidValue(f"-m must name a module that Python finds from this folder, got {name}")

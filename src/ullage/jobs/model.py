@@ -394,12 +394,6 @@ def rows_so_far(file: Path) -> list[dict[str, Any]]:
     """Return the rows of a file before adding more; none if there is no file."""
     if not file.exists():
         return []
-    cut_torn_line(file)
-    return list(read_rows(file))
-
-
-def cut_torn_line(file: Path) -> None:
-    """Cut off an incomplete last row, which a killed writer has left. Other text stays."""
     try:
         content = file.read_bytes()
         whole = content.rfind(b"\n") + 1
@@ -407,3 +401,4 @@ def cut_torn_line(file: Path) -> None:
             os.truncate(file, whole)
     except OSError as error:
         raise InvalidValue(f"cannot read {file}: {error.strerror}") from None
+    return list(read_rows(file))

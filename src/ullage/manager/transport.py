@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ullage import errors
-from ullage.errors import InvalidValue, NoDaemon, OtherVersion, UllageError, UnknownName
+from ullage.errors import InvalidValue, NoDaemon, UllageError, UnknownName
 from ullage.home import SYSTEM_HOME, home
 from ullage.manager.verbs import VERBS
 
@@ -25,7 +25,6 @@ RESTART = "restart it: systemctl restart ullage, or end it and type: ullage serv
 LONGEST_WAIT = 60.0  # longest `wait` of a caller, in seconds
 LARGEST_REQUEST, _LARGEST_ANSWER = 4 << 20, 256 << 20  # bytes
 _LONGEST_PATH = 100  # of the path of a Unix socket, in bytes
-_OLDER = f"the daemon is older than this command; {RESTART}"
 _NO_DAEMON = "no daemon is running: start it with `ullage serve`"
 
 
@@ -81,8 +80,6 @@ class Transport:
             )
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return NoDaemon(_NO_DAEMON)
-        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, ConnectionError):
-            return OtherVersion(_OLDER)
         return NoDaemon(f"the daemon ended before it answered; {_NO_DAEMON}")
 
 
@@ -98,14 +95,9 @@ class RemoteTransport(Transport):
         self._connection = kind(parts.hostname, parts.port, timeout=timeout)
         self._url, self._prefix = parts.geturl(), parts.path.rstrip("/")
         self._headers["Authorization"] = f"Bearer {token.strip()}"
-        self._understood = False
 
     def call(self, verb: str, wait: float, arguments: dict[str, Any]) -> Any:
         try:
-            if not self._understood:  # send no order to a daemon that is too old to read the header
-                if super().call("ping", 0.0, {}).get("protocol", 1) < PROTOCOL:
-                    raise OtherVersion(_OLDER)
-                self._understood = True
             return super().call(verb, wait, arguments)
         finally:
             self.close()

@@ -1,9 +1,10 @@
 """`Utilization`: the time of a training step on one GPU, and how busy it keeps it."""
 
 import contextlib
+import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from html import escape
 from typing import Any, NamedTuple, Self
 
@@ -203,12 +204,11 @@ class Utilization:
 
 
 def known_fields(cls: Any, values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the values of a data class's fields; keys of later versions are left out."""
-    specs = {spec.name: spec for spec in fields(cls)}
-    needed = [name for name, spec in specs.items() if spec.default is MISSING and spec.default_factory is MISSING]
-    if missing := [name for name in needed if name not in values]:
+    """Return the values of the fields of a data class or a named tuple; keys of later versions are left out."""
+    parameters = inspect.signature(cls).parameters
+    if missing := [name for name, each in parameters.items() if each.default is each.empty and name not in values]:
         raise InvalidValue(f"the {what} must have {', '.join(missing)}")
-    return {name: value for name, value in values.items() if name in specs}
+    return {name: value for name, value in values.items() if name in parameters}
 
 
 def _is_number(value: Any) -> bool:

@@ -24,7 +24,14 @@ def begin(entry: str, channel: str, options: str) -> None:
         sys.exit(1)
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # this file's folder
-    _load_package()
+    spec = importlib.util.spec_from_file_location(
+        "ullage", os.path.join(PACKAGE, "__init__.py"), submodule_search_locations=[PACKAGE]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["ullage"] = package
+    package.is_guest = True  # type: ignore[attr-defined]  # see `environment`
+    spec.loader.exec_module(package)
     from ullage.sandbox.child import main
 
     main(entry, channel, options)
@@ -53,17 +60,6 @@ def problem() -> str:
 
 def dotted(version: tuple) -> str:  # type: ignore[type-arg]
     return ".".join(str(part) for part in version)
-
-
-def _load_package() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "ullage", os.path.join(PACKAGE, "__init__.py"), submodule_search_locations=[PACKAGE]
-    )
-    assert spec is not None and spec.loader is not None
-    package = importlib.util.module_from_spec(spec)
-    sys.modules["ullage"] = package
-    package.is_guest = True  # type: ignore[attr-defined]  # see `environment`
-    spec.loader.exec_module(package)
 
 
 def _say(channel: str, message: dict) -> None:  # type: ignore[type-arg]

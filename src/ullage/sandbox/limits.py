@@ -75,20 +75,16 @@ def resident(pid: int) -> int:
 def family(pid: int) -> dict[int, int]:
     """Return a process and its descendants, each with its resident memory."""
     if not Path("/proc/self/stat").exists():
-        return _family_without_proc(pid)
+        psutil = _psutil()
+        sizes = {}
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            for member in [process, *process.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    sizes[member.pid] = int(member.memory_info().rss)
+        return sizes
     fields = {member: stat_fields(member) for member in (pid, *descendants(pid))}
     return {member: int(stat[21]) * _PAGE for member, stat in fields.items() if stat}
-
-
-def _family_without_proc(pid: int) -> dict[int, int]:
-    psutil = _psutil()
-    sizes = {}
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for member in [process, *process.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                sizes[member.pid] = int(member.memory_info().rss)
-    return sizes
 
 
 def machine_memory() -> tuple[int, int]:

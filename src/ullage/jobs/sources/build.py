@@ -80,17 +80,12 @@ def checkpoint_activations(model: Any, configuration: Model) -> None:
         except (AssertionError, NotImplementedError) as error:
             raise ModelLacks(f"{configuration.name} has no activation checkpointing: {error}") from None
     else:
-        _checkpoint_blocks(model, configuration)
-
-
-def _checkpoint_blocks(model: nn.Module, configuration: Model) -> None:
-    """Checkpoint every block of several layers in an nn.Sequential."""
-    blocks = list(_blocks(model))
-    if not blocks:
-        raise ModelLacks(f"{configuration.name} has no blocks in an nn.Sequential to checkpoint; leave it out")
-    for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    assume(f"activation checkpointing over {len(blocks)} blocks of the model, by torch.utils.checkpoint")
+        blocks = list(_blocks(model))
+        if not blocks:
+            raise ModelLacks(f"{configuration.name} has no blocks in an nn.Sequential to checkpoint; leave it out")
+        for block in blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        assume(f"activation checkpointing over {len(blocks)} blocks of the model, by torch.utils.checkpoint")
 
 
 def _blocks(model: nn.Module) -> Any:

@@ -130,12 +130,6 @@ def _config(configuration: Model, made_by: Any, values: dict[str, Any]) -> Any:
         config = config_class.from_dict(_merged(values, settings))
     except Exception as error:  # its checks raise exceptions of several packages
         raise InvalidValue(f"{configuration.name}: its config is not valid: {error_text(error)}") from error
-    _choose_type(configuration, config)
-    return config
-
-
-def _choose_type(configuration: Model, config: Any) -> None:
-    """Set the type of weights. Saved ones load in the type of the run; a class is built in 32 bits and cast."""
     saved, types = config.dtype and str(config.dtype).removeprefix("torch."), configuration.types
     of_checkpoint = is_checkpoint(configuration.short_name)
     if of_checkpoint and types.weights == (saved or "float32"):
@@ -144,6 +138,7 @@ def _choose_type(configuration: Model, config: Any) -> None:
     elif saved and types != Precision(types.meaning, saved):
         assume(f"weights in {types.weights} as requested; the config says {saved}")
     config.dtype = types.weights if of_checkpoint else None
+    return config
 
 
 def _config_class(made_by: Any, model_type: str | None) -> Any:
@@ -236,7 +231,10 @@ class TransformersTask(Task):
 
     def batch(self, size: int) -> tuple[Any, Any]:
         """Return the keyword arguments of the model: inputs and labels."""
-        self._check_options()
+        if self._main == "input_ids" and self._wanted.input_shape is not None and "pixel_values" not in self._takes:
+            raise InvalidValue(f"hf:{self._class} takes ids, not an input shape: use --sequence-length")
+        if self._main == "pixel_values" and self._wanted.sequence_length is not None and "input_ids" not in self._takes:
+            raise InvalidValue(f"hf:{self._class} takes images, not sequences: use --input-shape 3,224,224")
         makers = {"pixel_values": self._images, "input_values": self._audio, "input_features": self._spectrogram}
         inputs = {self._main: makers.get(self._main, self._ids)(size)}
         if "return_loss" in self._takes and {"pixel_values", "input_ids"} <= set(self._takes):  # such as CLIP
@@ -267,12 +265,6 @@ class TransformersTask(Task):
         return model(**inputs)
 
     # Inputs
-
-    def _check_options(self) -> None:
-        if self._main == "input_ids" and self._wanted.input_shape is not None and "pixel_values" not in self._takes:
-            raise InvalidValue(f"hf:{self._class} takes ids, not an input shape: use --sequence-length")
-        if self._main == "pixel_values" and self._wanted.sequence_length is not None and "input_ids" not in self._takes:
-            raise InvalidValue(f"hf:{self._class} takes images, not sequences: use --input-shape 3,224,224")
 
     def _ids(self, size: int) -> torch.Tensor:
         shape = (size, CHOICES, self._length()) if self._class.endswith("ForMultipleChoice") else (size, self._length())

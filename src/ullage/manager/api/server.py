@@ -17,8 +17,13 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.manager.api.door import ConnectionLimit
-from ullage.manager.api.gate import FOR_OPERATORS, MOST_CONNECTIONS, MOST_LOCAL_CONNECTIONS, GuardedConnection
+from ullage.manager.api.gate import (
+    FOR_OPERATORS,
+    MOST_CONNECTIONS,
+    MOST_LOCAL_CONNECTIONS,
+    ConnectionLimit,
+    GuardedConnection,
+)
 from ullage.manager.identity import TOKEN_FILE, Tokens, group_number, write_token
 from ullage.manager.settings import AccessSettings
 from ullage.manager.transport import reachable

@@ -140,14 +140,6 @@ class Daemon:
         tokens = Tokens(self.context.folder, rules.operators, self.tokens.find)
         return Remote(listen, self._run, tokens, self.context.say)
 
-    def _make_server(self) -> Server:
-        settings, service, say = self.context.settings, self.context.service, self.context.say
-        each = settings.limits.connections
-        app = App(self.call, service.ending.is_set, say)
-        whose = self.api.tokens.caller if self.api is not None else lambda token: None
-        gate = Gate(app, whose, each, service.health)
-        return Server(gate, socket_file(self._run.parent), self.api, settings.access, each, say)
-
     def _make_page(self) -> "PageProcess | None":
         settings = self.context.settings.page
         if settings.listen is None or self.api is None:
@@ -171,7 +163,12 @@ class Daemon:
                 loop.add_signal_handler(number, do)
         self._monitor.start()
         beside: list[asyncio.Task[None]] = []
-        server = self._make_server()
+        settings, service, say = self.context.settings, self.context.service, self.context.say
+        each = settings.limits.connections
+        app = App(self.call, service.ending.is_set, say)
+        whose = self.api.tokens.caller if self.api is not None else lambda token: None
+        gate = Gate(app, whose, each, service.health)
+        server = Server(gate, socket_file(self._run.parent), self.api, settings.access, each, say)
         try:
             self.context.sharing.start()
             self.context.look()
@@ -393,7 +390,11 @@ def make_daemon(
     new: bool = False,
 ) -> Daemon:
     """Make the daemon of a home. Problems with the settings or the machine raise one clear error."""
-    check_names(settings)
+    from ullage.estimation.estimators.registry import estimators, find
+
+    name = settings.estimating.estimator
+    if name not in (NOBODY, *estimators()):  # known ones are not loaded here, since that would import PyTorch
+        find(name)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
     monitor = Monitor(source, settings.monitoring.interval, settings.monitoring.window)
@@ -404,14 +405,6 @@ def make_daemon(
         for lock in locks:
             os.close(lock)
         raise
-
-
-def check_names(settings: ManagerSettings) -> None:
-    from ullage.estimation.estimators.registry import estimators, find
-
-    name = settings.estimating.estimator
-    if name not in (NOBODY, *estimators()):  # known ones are not loaded here, since that would import PyTorch
-        find(name)
 
 
 def find_source(settings: ManagerSettings, cards: Path | None) -> Source:

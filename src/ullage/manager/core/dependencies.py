@@ -35,7 +35,12 @@ class Dependencies:
                 if index is None or index not in elements:
                     raise JobNotFound(str(each.job).replace(INDEX, str(index)))
                 needs.append(Need(elements[index], False, each.kind))
-            return _without_repeats(needs)
+            kinds: dict[tuple[int, bool], Need] = {}
+            for need in needs:
+                kinds[need.job, need.whole] = (
+                    need if kinds.get((need.job, need.whole), need).kind == "any" else (need._replace(kind="ok"))
+                )
+            return tuple(kinds.values())
 
         return of
 
@@ -132,15 +137,6 @@ class Dependencies:
 
     def _numbers(self, need: Need) -> list[int]:
         return self._store.history.of_array(need.job) if need.whole else [need.job]
-
-
-def _without_repeats(needs: Iterable[Need]) -> tuple[Need, ...]:
-    kinds: dict[tuple[int, bool], Need] = {}
-    for need in needs:
-        kinds[need.job, need.whole] = (
-            need if kinds.get((need.job, need.whole), need).kind == "any" else (need._replace(kind="ok"))
-        )
-    return tuple(kinds.values())
 
 
 def waits_for(needs: Iterable[Need], name: Callable[[int], str]) -> str:

@@ -65,7 +65,11 @@ class JobEditor:
                 stop = f"; 'ullage edit --requeue --hold {job.id}' stops it first" if job.state.is_live else ""
                 raise InvalidValue(f"cannot edit: the job must be waiting, but it is {job.state}{stop}")
             if job.spec_id not in specs:
-                spec = self._edited(job, changes)
+                request = {**job.spec["asked"], **changes}
+                values = {name: value for name, value in request.items() if name not in changes or value is not None}
+                if "throttle" in changes and job.array_id is None:
+                    raise InvalidValue("throttle: only an array has one; this is a single job")
+                spec = checked(JobSpec, values | ({"array": [0]} if job.array_id is not None else {}), "the job")
                 given = {} if "priority" in changes else {"priority": 0}  # a priority that an operator set stays
                 self._intake.check(caller, spec.model_copy(update=given))
                 stored = self._intake.stored_spec(spec, job.spec["limits"])
@@ -80,13 +84,6 @@ class JobEditor:
         if jobs:
             crash_point(point)
         self._intake.want(jobs)
-
-    def _edited(self, job: JobRecord, changes: Mapping[str, Any]) -> JobSpec:
-        request = {**job.spec["asked"], **changes}
-        values = {name: value for name, value in request.items() if name not in changes or value is not None}
-        if "throttle" in changes and job.array_id is None:
-            raise InvalidValue("throttle: only an array has one; this is a single job")
-        return checked(JobSpec, values | ({"array": [0]} if job.array_id is not None else {}), "the job")
 
     def _edit(self, caller: Caller, job: JobRecord, changes: Mapping[str, Any], terms: _Terms) -> JobRecord:
         spec = terms.spec
@@ -120,7 +117,12 @@ class JobEditor:
             if not job.state.is_over and memory is not None:
                 raise InvalidValue(f"cannot requeue with other memory: the job must be over, but it is {job.state}")
             if not job.state.is_over:
-                return self._stop_and_requeue(caller, job, hold)
+                if job.state is State.STOPPING and job.stop_reason not in REQUEUES:
+                    raise InvalidValue(
+                        f"cannot requeue: it is being stopped ({job.stop_reason}); wait until it is over"
+                    )
+                self._attempts.stop(job, REQUEUE_HELD if hold else REQUEUE, f"requeued by {caller.user}")
+                return f"is being stopped and {'held' if hold else 'goes into the queue again'}"
             self._intake.check_room(caller, 1)
             if job.spec_id not in specs:
                 specs[job.spec_id] = self._spec_again(caller, job, env, memory)
@@ -165,12 +167,6 @@ class JobEditor:
             **changed,
             **self._intake.promised(job, spec),
         )
-
-    def _stop_and_requeue(self, caller: Caller, job: JobRecord, hold: bool) -> str:
-        if job.state is State.STOPPING and job.stop_reason not in REQUEUES:
-            raise InvalidValue(f"cannot requeue: it is being stopped ({job.stop_reason}); wait until it is over")
-        self._attempts.stop(job, REQUEUE_HELD if hold else REQUEUE, f"requeued by {caller.user}")
-        return f"is being stopped and {'held' if hold else 'goes into the queue again'}"
 
     def _spec_again(
         self, caller: Caller, job: JobRecord, env: Mapping[str, str] | None, memory: int | None

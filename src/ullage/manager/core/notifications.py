@@ -113,19 +113,16 @@ class Notifier:
 
     def _deliver(self, each: Notification) -> "DeliveryResult":
         try:
-            return self._by_kind(each)
+            settings, facts = self._settings, {"id": f"{each.job}-{each.id}", **each.facts}
+            if each.kind == "command":
+                env, given = least_environment(each.uid), rights(each.uid, each.gid)
+                command, cwd = each.target["command"], each.target["cwd"]
+                return by_command(command, facts, env, cwd, given, settings.command_timeout)
+            if settings.hook is None:
+                return DeliveryResult(False, "this site has no hook any more")
+            return by_command(settings.hook, facts, least_environment(os.getuid()), None, {}, settings.hook_timeout)
         except Exception as error:  # whatever went wrong, the other notifications must go out
             return DeliveryResult(False, f"{type(error).__name__}: {error}")
-
-    def _by_kind(self, each: Notification) -> "DeliveryResult":
-        settings, facts = self._settings, {"id": f"{each.job}-{each.id}", **each.facts}
-        if each.kind == "command":
-            env, given = least_environment(each.uid), rights(each.uid, each.gid)
-            command, cwd = each.target["command"], each.target["cwd"]
-            return by_command(command, facts, env, cwd, given, settings.command_timeout)
-        if settings.hook is None:
-            return DeliveryResult(False, "this site has no hook any more")
-        return by_command(settings.hook, facts, least_environment(os.getuid()), None, {}, settings.hook_timeout)
 
     def _settle(self, each: Notification, result: "DeliveryResult") -> None:
         kind = "notified" if result.done else "not notified"

@@ -250,12 +250,9 @@ class Readings:
     def _keep_figures(self, now: float) -> None:
         for gpu in self._last.gpus:
             figures = {name: gpu["activity"].get(name) for name in ("smact", "drama")}
-            figures |= {"power_w": gpu.get("power_w"), "used": gpu["used"]}
+            figures |= {"power_w": gpu.get("power_w")}
             for name, value in figures.items():
                 self._figures[name, gpu["id"]].append((now, value))
-        for row in self._last.rows:
-            if row["used"] is not None:
-                self._figures["job", str(row["id"])].append((now, row["used"]))
         for key, values in list(self._figures.items()):
             while values and values[0][0] < now - KEPT:
                 values.popleft()

@@ -36,9 +36,6 @@ class Cgroups:
         self._parent = parent
         if "memory" not in (root / "cgroup.controllers").read_text().split():
             return "its memory controller is not in cgroup v2"
-        return self._prepare_limits(group, parent)
-
-    def _prepare_limits(self, group: Path, parent: Path) -> str:
         daemon = group / "ullage-daemon"
         try:
             daemon.mkdir(exist_ok=True)  # a group that limits its children must not contain processes

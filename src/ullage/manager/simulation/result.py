@@ -5,7 +5,7 @@ import gzip
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 from ullage.errors import InvalidValue
 from ullage.manager.simulation.formats.files import check_target, opened, write_file
 from ullage.manager.simulation.scenario import Scenario
+from ullage.performance.result import known_fields
 from ullage.units import format_duration, format_energy
 
 FINISHED, OUT_OF_MEMORY, GPU_LOST, TIME_LIMIT = "finished", "out of GPU memory", "GPU lost", "time limit"
@@ -155,7 +156,7 @@ class Figures:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Figures":
         """Read what `to_dict` gave; keys of later versions are ignored."""
-        return cls(**_known(cls, values, "figures of a simulation"))
+        return cls(**known_fields(cls, values, "figures of a simulation"))
 
 
 @dataclass(frozen=True)
@@ -262,12 +263,12 @@ class SimulationResult:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SimulationResult":
         """Read what `to_dict` gave; keys of later versions are ignored."""
-        known = _known(cls, values, "result of a simulation")
+        known = known_fields(cls, values, "result of a simulation")
         jobs = [
-            SimulatedJob(**_known(SimulatedJob, job, "job of a simulation") | {"attempts": _attempts(job)})
+            SimulatedJob(**known_fields(SimulatedJob, job, "job of a simulation") | {"attempts": _attempts(job)})
             for job in known["jobs"]
         ]
-        gpus = [GpuSeries(**_known(GpuSeries, series, "GPU of a simulation")) for series in known["gpus"]]
+        gpus = [GpuSeries(**known_fields(GpuSeries, series, "GPU of a simulation")) for series in known["gpus"]]
         return cls(**known | {"scenario": Scenario.from_dict(known["scenario"]), "jobs": jobs, "gpus": gpus})
 
 
@@ -372,12 +373,5 @@ def _plain(value: Any) -> Any:
 
 
 def _attempts(job: Mapping[str, Any]) -> tuple[SimulatedAttempt, ...]:
-    rows = [_known(SimulatedAttempt, row, "attempt of a simulation") for row in job["attempts"]]
+    rows = [known_fields(SimulatedAttempt, row, "attempt of a simulation") for row in job["attempts"]]
     return tuple(SimulatedAttempt(**row | {"gpus": tuple(row["gpus"])}) for row in rows)
-
-
-def _known(kind: Any, values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    names = kind._fields if hasattr(kind, "_fields") else [spec.name for spec in fields(kind)]
-    if missing := [name for name in names if name not in values]:
-        raise InvalidValue(f"the {what} must have {', '.join(missing)}")
-    return {name: values[name] for name in names}

@@ -21,6 +21,7 @@ class World:
     - `interference_error`: the error of predictions, drawn once for each job of a set that shares a GPU.
     - `startup_s`: the start-up time of jobs, unless their kind has its own; 0: no job has any.
     - `reading_s`: seconds between readings of a GPU for placement; None: 1 s, and 30 s with more than 64 GPUs.
+    - `retry_s`: seconds from a failure until the job is queued again.
     - `node_gpus` GPUs fail together, each node once in `node_mtbf_s` seconds on average, for `node_repair_s`.
     """
 
@@ -44,10 +45,8 @@ class World:
         1.0, "Age of the readings used for placement.", option="monitor-delay", metavar="TIME", default="1s"
     )
     reading_s: float | None = None
-    retry_s: float = described(
-        0.0, "Time from a failure until the job is queued again.", option="retry", metavar="TIME", default="0s"
-    )
-    node_gpus: int = described(8, "Number of GPUs per node.", metavar="N", least=1)
+    retry_s: float = 0.0
+    node_gpus: int = 8
     node_mtbf_s: float | None = described(
         None,
         "Mean time between failures of a node, such as 30d.",
@@ -55,9 +54,7 @@ class World:
         metavar="TIME",
         default="no node fails",
     )
-    node_repair_s: float = described(
-        3600.0, "Time to repair a failed node.", option="node-repair", metavar="TIME", default="1h"
-    )
+    node_repair_s: float = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +62,9 @@ class Scenario:
     """The settings of one simulation, on `gpus` such as "4xA100-40GB" or "8xH200, 4xT4".
 
     `min_speed` is the minimum speed of all jobs; None: they have none. `pause_s` is the least time between two passes
-    over the queue, `half_life_s` the half-life of users' usage.
+    over the queue, `half_life_s` the half-life of users' usage. A pass considers `at_a_time` jobs from the head of the
+    queue (None: all). Without `foresight`, placement knows no predicted activity; without `bookkeeping`, no promises.
+    Both then leave it the monitor's readings.
     """
 
     gpus: str
@@ -100,24 +99,9 @@ class Scenario:
     )
     pause_s: float = 1.0
     half_life_s: float = 86400.0
-    foresight: bool = described(
-        True,
-        "Use predicted GPU activity for placement, or only the monitor's readings.",
-        option="use-predictions",
-    )
-    at_a_time: int | None = described(
-        None,
-        "Number of jobs to consider in each pass, from the head of the queue.",
-        option="queue-depth",
-        metavar="N",
-        default="all",
-        least=1,
-    )
-    bookkeeping: bool = described(
-        True,
-        "Use promises for placement, or only the monitor's last reading.",
-        option="track-promises",
-    )
+    foresight: bool = True
+    at_a_time: int | None = None
+    bookkeeping: bool = True
     world: World = field(default_factory=World)
     seed: int = 0
     label: str | None = None

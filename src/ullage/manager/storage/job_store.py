@@ -308,13 +308,9 @@ class JobStore:
             changed = self.update(job, state=state, **changes)
             self.event(_EVENTS.get(transition, state.value), changed, text)
             if state.is_over:
-                self._note_end(changed)
+                for kind, target, facts in self.on_end(changed):
+                    self._now.notifications.append((changed.id, kind, stored(target), stored(facts)))
         return changed
-
-    def _note_end(self, job: JobRecord) -> None:
-        """Add the notifications of a job's end to the transaction that ends it."""
-        for kind, target, facts in self.on_end(job):
-            self._now.notifications.append((job.id, kind, stored(target), stored(facts)))
 
     def settle_notification(self, each: Notification, kind: str, text: str) -> None:
         """Remove a notification that was delivered or cannot be."""

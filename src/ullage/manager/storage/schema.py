@@ -2,28 +2,10 @@
 
 VERSION = 24  # raised when a table changes; databases of versions without a migration are refused
 
-_RUNS = """
-CREATE TABLE runs (                       -- what the last runs of a command took
-    id INTEGER PRIMARY KEY,
-    key TEXT NOT NULL,                    -- of the user, the command, and where and on how many GPUs it ran
-    used INTEGER NOT NULL,                -- the most bytes that it held on one GPU
-    elapsed REAL NOT NULL, ended REAL NOT NULL
-);
-CREATE INDEX runs_by_key ON runs (key);
-CREATE INDEX runs_by_age ON runs (ended);
-"""
-
 # Migrations to the next version, by the older version.
-MIGRATIONS = {
-    23: f"""
-{_RUNS}
-UPDATE jobs SET estimate_key = NULL WHERE estimate_note IS NOT NULL;
-UPDATE jobs SET state = 'queued' WHERE state = 'estimating';
-"""
-}
+MIGRATIONS: dict[int, str] = {}
 
-TABLES = (
-    """
+TABLES = """
 CREATE TABLE specs (
     id INTEGER PRIMARY KEY,
     content TEXT NOT NULL                 -- what was asked for, as JSON; the jobs of an array share it
@@ -156,9 +138,15 @@ CREATE TABLE tokens (                     -- of the API, each for one user
     made REAL NOT NULL, expires REAL, revoked REAL
 );
 CREATE TABLE site (told TEXT NOT NULL);   -- the GPUs, policy and rules of the daemon, as JSON; one row
+CREATE TABLE runs (                       -- what the last runs of a command took
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,                    -- of the user, the command, and where and on how many GPUs it ran
+    used INTEGER NOT NULL,                -- the most bytes that it held on one GPU
+    elapsed REAL NOT NULL, ended REAL NOT NULL
+);
+CREATE INDEX runs_by_key ON runs (key);
+CREATE INDEX runs_by_age ON runs (ended);
 """
-    + _RUNS
-)
 
 # The variables of a job may be secret, so only their names are kept after its end.
 DROP_ENVIRONMENT = """

@@ -22,7 +22,6 @@ class Progress:
     def __init__(self, gpu: GPUState) -> None:
         self._gpu = gpu
         self.optimizer_steps = 0
-        self.peaks: list[tuple[int, int]] = []  # allocated and reserved peak after each step
         self.ends: list[int] = []  # the clock of the memory at the end of each step
         self.on_step: Callable[[], None] | None = None
         self.loop: OwnLoop | None = None
@@ -68,7 +67,6 @@ class Progress:
         if self.ends:
             memory.mark_copies(since=self.ends[-1])
         self.ends.append(memory.clock)
-        self.peaks.append((memory.allocator.peak_allocated, memory.allocator.peak_reserved))
 
 
 class BackwardPasses:
