@@ -171,10 +171,10 @@ def test_evaluate_still_needs_a_file_of_runs() -> None:
     assert done.returncode == 2 and "--truth" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_authors_rows_are_fitted_with_folds_that_do_not_leak(reference) -> None:
-    from ullage_lab.train.fitting import Schedule
     from ullage_lab.train.protocol import read_rows, train
 
     examples = examples_of(read_rows(reference("reference/gpumemnet_mlp_a100.csv"), "mlp")[::5])
-    result = train(examples, family="mlp", estimator="mlp", bin=1 << 30, schedule=Schedule(epochs=15))
+    result = train(examples, family="mlp", estimator="mlp", bin=1 << 30)  # as long as published
     assert result.test.accuracy >= 0.97 and result.card.gpu == "A100-40GB"

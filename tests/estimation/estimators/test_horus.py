@@ -95,7 +95,7 @@ def test_real_models_give_the_published_figures(name: str, mib: float, within: f
 def test_a_torchsummary_text() -> None:
     summary = read_summary(TORCHSUMMARY)
     assert [layer.kind for layer in summary.layers] == ["Conv2d", "MaxPool2d", "Dropout", "Linear"]
-    assert (summary.parameters, summary.batch) == (54_410, None)
+    assert (summary.parameters, summary.batch_size) == (54_410, None)
     assert horus.activations(summary) == 32 * 26 * 26 + 10  # pooling and dropout are not counted
     with pytest.raises(InvalidValue, match="--batch-size"):
         find("horus").estimate(JobRequest(Summary("x.txt", TORCHSUMMARY)), gpu("T4"))
@@ -104,7 +104,7 @@ def test_a_torchsummary_text() -> None:
 def test_a_torchinfo_text_counts_layers_and_not_what_holds_them() -> None:
     summary = read_summary(TORCHINFO)
     assert [layer.kind for layer in summary.layers] == ["Conv2d", "ReLU", "Linear"]
-    assert (summary.parameters, summary.batch) == (54_410, 16)
+    assert (summary.parameters, summary.batch_size) == (54_410, 16)
     found = find("horus").estimate(JobRequest(Summary("x.txt", TORCHINFO)), gpu("T4"))
     assert found.figure == 4 * (16 * (2 * 32 * 26 * 26 + 10 + 54_410) + 54_410) + (800 << 20)
 

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ullage.estimation.estimators.gpumemnet.features import ModelSummary, names_of
+from ullage.estimation.estimators.gpumemnet.features import names_of
 from ullage.estimation.estimators.gpumemnet.networks import DEPTHS, Perceptrons, jobs_of
+from ullage.estimation.estimators.printed_summary import ModelSummary
 from ullage.estimation.estimators.weights import plain_products, read_weights
 from ullage_lab.estimators.weights import write_weights
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.estimators.printed_summary import LayerSummary, read_summary
+from ullage.estimation.estimators.printed_summary import ModelSummary, read_summary
 from ullage.estimation.result import Estimate
 from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.hardware import GPU
@@ -83,10 +83,10 @@ def supports_names(request: JobRequest) -> str | None:
     return None
 
 
-def summary_with_batch(given: Summary) -> tuple[LayerSummary, int]:
-    """Return what a text says, and the batch size: the one that was given, or else that of the text."""
+def summary_with_batch(given: Summary) -> ModelSummary:
+    """Return the summary of a text, with the batch size that was given, or else that of the text."""
     summary = read_summary(given.text, given.sequence_length)
-    batch = given.batch_size or summary.batch
+    batch = given.batch_size or summary.batch_size
     if batch is None:
         raise InvalidValue("the summary must have a batch size, or give it with --batch-size")
-    return summary, batch
+    return summary._replace(batch_size=batch)

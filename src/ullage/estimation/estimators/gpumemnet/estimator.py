@@ -11,8 +11,9 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options, summary_with_batch, supports_training_by_name
-from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of, summary_of_text
+from ullage.estimation.estimators.gpumemnet.features import family_of, summary_of
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, jobs_of, shipped, trained
+from ullage.estimation.estimators.printed_summary import ModelSummary
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.estimation.result import Estimate
@@ -52,11 +53,10 @@ def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
     options = read_options("gpumemnet", request.options, {"bin": "", "weights": ""})
     if request.summary is not None:
-        layers, batch_size = summary_with_batch(request.summary)
-        summary, unknown = summary_of_text(layers, batch_size), layers.notes
+        summary = summary_with_batch(request.summary)
     else:
         assert request.model is not None
-        summary, unknown = summary_of(request.model), ()
+        summary = summary_of(request.model)
     odds, card = classify(summary, kind, options)
     best = max(range(len(odds)), key=odds.__getitem__)
     return answer(
@@ -65,7 +65,7 @@ def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
         "process",
         {"activations": (best + 1) * card.bin},
         seconds=time.perf_counter() - begin,
-        notes=[*_notes(odds, best, card, gpu), *unknown],
+        notes=[*_notes(odds, best, card, gpu), *summary.notes],
     )
 
 
