@@ -187,7 +187,32 @@ def test_a_summary_is_read_without_the_jobs_environment(tmp_path):
     assert (answer.upper, answer.note) == (1 << 30, "estimated by gpumemnet for T4")
     (tmp_path / "net.model").write_text(f"{layers}Total params: 20,300\n")
     refused = make(dataclasses.replace(request, questions=[summary])).note
-    assert "20,300 parameters, but they have 20,200" in refused and "environment named 'nosuch'" in refused
+    assert "20,300 parameters, but they have 20,200" in refused
+
+
+SUMMARIZED = {"command": ["true"], "cwd": "/", "model": "/nowhere/net.model"}
+
+
+def test_a_recorded_figure_is_promised_without_an_estimate(make_here, monkeypatch):
+    Answers(monkeypatch, lambda: 1 << 30)
+    here = make_here(estimating={"estimator": "gpumemnet"})
+    job = SUMMARIZED | {"recorded": {"gpumemnet": 3 << 30, "horus": 4 << 30}}
+    number = here.call("submit", job=job, key="a recorded figure")["jobs"][0]
+    found = here.until_over(number)
+    assert (found["promise"], found["estimate"]) == (3 << 30, "recorded by gpumemnet in its job file")
+    fresh = here.call("submit", job=job | {"estimator": "gpumemnet"}, key="a fresh figure")["jobs"][0]
+    assert here.until_over(fresh)["estimate"] == "estimated by gpumemnet for A100-40GB"
+    other = here.call("submit", job=job | {"recorded": {"faketensor": 1}}, key="a figure of another")["jobs"][0]
+    assert here.until_over(other)["promise"] == 1 << 30
+
+
+def test_a_job_whose_summary_is_refused_does_not_start(make_here, monkeypatch):
+    Answers(monkeypatch, lambda: "a summary must have output shapes, and this one has none")
+    here = make_here(virtual="2xA100-40GB", estimating={"estimator": "gpumemnet"})
+    number = here.call("submit", job=SUMMARIZED | {"gpus": 2}, key="a refused summary")["jobs"][0]
+    here.until(lambda: here.job(number)["state"] == "held", "the job to be held")
+    assert here.job(number)["reason"].startswith("is held: a summary must have output shapes")
+    assert here.job(number)["attempts"] == []
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def estimate(
     *,
     gpu: str | GPU | None = None,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
     args: Sequence[str] = (),
     ranks: Ranks | int | None = None,
     training: Training | None = None,
@@ -86,6 +87,7 @@ def estimate(
         gpu: A name from `ullage.gpus()`, the path of a TOML file, `"local"`, or a `GPU`. Default: the first GPU of this
             machine, else an H200.
         batch_size: Short for `Model(..., batch_size=)`. Default: 32.
+        sequence_length: Short for `Model(..., sequence_length=)`, and for a summary without output shapes.
         args: Short for `Script(..., args=)`.
         ranks: The ranks of a job of many GPUs, or their number.
         training: How long the training is, for `Estimate.training`: its time, energy and cost.
@@ -115,6 +117,7 @@ def estimate(
     request = request_for(
         job,
         batch_size=batch_size,
+        sequence_length=sequence_length,
         args=args,
         ranks=ranks,
         steps=steps,
@@ -133,13 +136,14 @@ def request_for(
     job: str | Path | Function | Model | Script,
     *,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
     args: Sequence[str] = (),
     ranks: Ranks | int | None = None,
     estimator: str = "ullage",
     **how: Any,
 ) -> JobRequest:
     """Return the request that the arguments of `estimate` describe."""
-    made = with_saved_types(job_of(job, batch_size=batch_size, args=args))
+    made = with_saved_types(job_of(job, args=args, batch_size=batch_size, sequence_length=sequence_length))
     own: dict[str, Any] = {}
     if isinstance(made, Model):
         prefix = estimator.partition("+")[0] + "."

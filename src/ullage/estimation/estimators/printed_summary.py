@@ -47,6 +47,11 @@ def read_summary(text: str, sequence_length: int | None = None) -> ModelSummary:
     table = [row for row in map(_TORCHSUMMARY.match, lines) if row]
     tabled = [(row[1], _first_shape(row[2]), _whole(row[3])) for row in table] or _torchinfo_rows(lines)
     rows = tabled or _printed_rows(lines, sequence_length)
+    if not rows and any(row[2] in LAYERS for row in map(_PRINTED.match, lines) if row):
+        raise InvalidValue(
+            "a summary must have the parameters of each layer, and what print(model) shows has none: print it with "
+            "torchinfo, as in summary(model, input_size=(1, 3, 224, 224), depth=99)"
+        )
     if not rows:
         raise InvalidValue(
             "a summary must be the text that torchsummary or torchinfo print, with the columns layer, output shape "

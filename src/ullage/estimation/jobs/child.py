@@ -11,11 +11,12 @@ from typing import Any
 from ullage.errors import InvalidValue, ScriptFailed, UllageError
 from ullage.estimation.advice import Budget, OutOfTime, suggestions
 from ullage.estimation.asking import answer_request
+from ullage.estimation.estimators.registry import find
 from ullage.estimation.jobs.command import ScriptCommand, python_of
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.job import JobRequest, request_of
+from ullage.jobs.job import JobRequest, Summary, request_of
 from ullage.jobs.kinds import SUMMARY, kind_of
 from ullage.sandbox.conda import in_conda
 from ullage.sandbox.environment import is_guest
@@ -43,7 +44,8 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
     except LookupError as error:
         missing = str(error)
     for question in request["questions"]:
-        if missing is not None and kind_of(question["source"], question["module"]) != SUMMARY:
+        is_summary = kind_of(question["source"], question["module"]) == SUMMARY
+        if missing is not None and not is_summary:
             continue
         try:
             return _answer(question, request, ran_in)
@@ -51,6 +53,8 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
             name = question["source"]
             refused.append(str(error).splitlines()[0].replace(question.get("path", name), name))
             own = own or isinstance(error, ScriptFailed) and error.own and question["program"] is not None
+            if is_summary and find(request["estimator"]).supports(JobRequest(Summary("", ""))) is None:
+                return {"failed": refused[-1], "own": True}  # no other question is for this estimator
         except LookupError as error:  # no such conda environment
             refused.append(str(error))
     refused += [] if missing is None else [missing]

@@ -56,7 +56,8 @@ class EstimateQuestion:
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     questions = []
     if spec.model is not None:
-        options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
+        sizes = {name: getattr(spec, name) for name in ("batch_size", "sequence_length")}
+        options = spec.estimate | {name: size for name, size in sizes.items() if size}
         questions.append(EstimateQuestion(spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:

@@ -17,6 +17,7 @@ from ullage.errors import InvalidValue, StoreFull
 from ullage.estimation.estimators.registry import check_name
 from ullage.estimation.jobs.command import script_of
 from ullage.jobs.job_files import JobSpec
+from ullage.jobs.kinds import is_summary
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of, reason_of
@@ -31,7 +32,7 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord, Need, State, new_job
 from ullage.units import format_bytes
 
-NOBODY = "none"
+NOBODY, OWN = "none", "ullage"
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function in its own transaction (`GroupCommit.do`)."""
 _MOST_ASKED = 50  # open estimate requests per user
@@ -168,6 +169,8 @@ class Intake:
             known = InitialPromise(
                 None, f"not estimated: {'its submitter' if spec.estimator else 'this site'} wants none"
             )
+        elif spec.estimator is None and estimator in spec.recorded:
+            return InitialPromise(spec.recorded[estimator], f"recorded by {estimator} in its job file")
         elif not questions_of(spec):
             known = InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
         else:
@@ -263,9 +266,14 @@ class Intake:
         """Return why a job must not start yet if its estimate comes first."""
         if job.estimate_key is None:
             return None
-        if self._context.settings.estimating.wait:
+        if self._context.settings.estimating.wait or self.reads_summary(job):
             return "starts after its estimate"
         return "has just come" if self.estimates.is_compared(job.id) else None
+
+    def reads_summary(self, job: JobRecord) -> bool:
+        """Whether a job is estimated by the summary of its model, which takes no time, and not by its script."""
+        estimator = job.option("estimator") or self._context.settings.estimating.estimator
+        return estimator != OWN and is_summary(job.option("model") or "")
 
     def _proceed(self) -> None:
         """Start estimates. Those of jobs that hold a GPU alone because their need is unknown, or of the array jobs that
@@ -407,9 +415,10 @@ class Intake:
         crash_point("revise-before-commit")
 
     def _holds(self, job: JobRecord) -> bool:
-        """Whether to hold a job whose script fails during the estimate. Running jobs, and scripts that may have lacked
-        a second GPU or the output of other jobs, are not held."""
-        may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id)) or job.state.is_live
+        """Whether to hold a job whose script fails during the estimate, or whose summary is refused. Running jobs, and
+        scripts that may have lacked a second GPU or the output of other jobs, are not held."""
+        lacked = job.spec["gpus"] != 1 and not self.reads_summary(job)
+        may_be_right = lacked or bool(self._store.dependencies.get(job.id)) or job.state.is_live
         return self._context.settings.estimating.failed == "hold" and not may_be_right
 
 

@@ -63,6 +63,7 @@ _SPELLINGS = {
     "batch_normalization": "batch_norm",
     "batchnorm1d": "batch_norm",
     "batchnorm2d": "batch_norm",
+    "batchnormact2d": "batch_norm",
     "layernorm": "layer_norm",
     "leaky_relu": "leakyrelu",
     "geluactivation": "gelu",
