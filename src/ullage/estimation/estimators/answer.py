@@ -23,30 +23,32 @@ def answer(
     notes: Sequence[str],
     known: Mapping[str, int | None] | None = None,
     source: str | None = None,
+    activity: Mapping[str, dict[str, Any]] | None = None,
 ) -> Estimate:
     """Return an estimate whose figure is the sum of `parts` (by the names of the breakdown).
 
     `kind` is the kind of the figure: allocated, reserved or process memory. `known` has further known figures, such as
-    `peak_reserved`. Everything else is unknown; `notes` explain the figure.
+    `peak_reserved`. Everything else is unknown; `notes` explain the figure. An estimator of `activity` has no parts.
     """
     unknown = set(parts) - set(BREAKDOWN_WORDS)
     if unknown or kind not in _FIELDS:
         raise InvalidValue(f"no such part or kind of memory: {', '.join(sorted(unknown)) or kind}")
-    figure = sum(parts.values())
+    figure = sum(parts.values()) if parts or not activity else None
     figures: dict[str, Any] = dict.fromkeys(("peak_allocated", "peak_reserved", "process_memory", "upper"))
     figures |= dict(known or {}) | {_FIELDS[kind]: figure}
     return Estimate(
         gpu=gpu.name,
         gpu_memory=gpu.usable,
         breakdown={part: parts[part] for part in BREAKDOWN_WORDS if part in parts},
-        fits=figure <= gpu.usable,
-        headroom=gpu.usable - figure,
+        fits=None if figure is None else figure <= gpu.usable,
+        headroom=None if figure is None else gpu.usable - figure,
         steps=0,
         seconds=seconds,
         source=source,
         notes=list(notes),
         estimator=name,
         figure_kind=kind,
+        activity=dict(activity or {}),
         **figures,
     )
 

@@ -28,9 +28,10 @@ _FOR_ALL = 0.85  # share of the time limit for the estimate and all advice, so t
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """Return the bound over all GPU models of the request, from the first question with an estimate.
 
-    `utilization` describes a step, by GPU; `estimates` has the complete estimate for each GPU, in the order of the
-    request. There is `advice` on request. If there is no estimate, the answer has the reason (`failed`) and whether the
-    script itself failed (`own`). `python` is the job's Python if it is not Ullage's own.
+    `utilization` describes a step, by GPU, and `activity` its classes, without it. `estimates` has the complete
+    estimate for each GPU, in the order of the request. There is `advice` on request. If there is no estimate, the
+    answer has the reason (`failed`) and whether the script or the summary is at fault (`own`). `python` is the job's
+    Python if it is not Ullage's own.
     """
     ran_in: dict[str, Any] = {}
     return _first_answer(request, ran_in) | ran_in
@@ -76,16 +77,18 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         options = {**limits, **options, **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, not its name
         source = os.path.abspath(source)
-    from ullage.estimation.over_gpus import estimate_over_gpus
+    from ullage.estimation.over_gpus import answer_over_gpus
 
     began, cards = time.monotonic(), [find_gpu(name) for name in request["gpus"]]
     job_request = request_of(source, options, request["estimator"])
-    estimates = estimate_over_gpus(lambda card: answer_request(job_request, card), cards)
+    estimates = answer_over_gpus(job_request, cards)
     answers = dict(zip(request["gpus"], estimates, strict=True))
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: answer.utilization.to_dict() for name, answer in answers.items() if answer.utilization is not None}
-    ranks = options.get("world_size")
+    ranks, by, activity = options.get("world_size"), request["activity"], {}
+    if by and not known and find(by).supports(job_request) is None:
+        activity = answer_request(replace(job_request, estimator=by, options={}), cards[0]).activity
     advice = None
     if request["advice"] and request["estimator"] == OWN:
         left = _FOR_ALL * request["timeout"] - (time.monotonic() - began)
@@ -96,6 +99,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         "fits": worst.fits,
         "gpu": gpu,
         "utilization": known,
+        "activity": activity,
         "breakdown": worst.breakdown,
         "world_size": ranks,
         "rank": worst.rank,

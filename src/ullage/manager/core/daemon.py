@@ -409,9 +409,9 @@ def make_daemon(
 def check_names(settings: ManagerSettings) -> None:
     from ullage.estimation.estimators.registry import estimators, find
 
-    name = settings.estimating.estimator
-    if name not in (NOBODY, *estimators()):  # known ones are not loaded here, since that would import PyTorch
-        find(name)
+    for name in (settings.estimating.estimator, settings.estimating.activity or NOBODY):
+        if name not in (NOBODY, *estimators()):  # known ones are not loaded here, since that would import PyTorch
+            find(name)
 
 
 def find_source(settings: ManagerSettings, cards: Path | None) -> Source:

@@ -23,7 +23,7 @@ from ullage.manager.core.dependencies import Dependencies
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of, reason_of
 from ullage.manager.core.limits import UserLimits, share_of
 from ullage.manager.core.notifications import check_notifications
-from ullage.manager.core.works import OF_A_RUN
+from ullage.manager.core.works import BY_CLASS, OF_A_RUN
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.placement import by_slot
@@ -174,7 +174,8 @@ class Intake:
         elif not questions_of(spec):
             known = InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
         else:
-            known = InitialPromise(None, None, key_of(spec, uid, estimator, self._gpus()))
+            how = " ".join(filter(None, (estimator, self._context.settings.estimating.activity)))
+            known = InitialPromise(None, None, key_of(spec, uid, how, self._gpus()))
         earlier = self._context.works.earlier_runs(uid, spec.model_dump(include=OF_A_RUN))
         if earlier is None or earlier.promise > self._context.largest:  # with the margin, it needs more than a GPU has
             return known
@@ -377,8 +378,9 @@ class Intake:
                 values["promises"] = answer.by_rank
         if answer.breakdown:
             values["breakdown"] = json.dumps(answer.breakdown)
-        if answer.utilization:
-            values["work"] = self._context.works.keep(job.uid, what_runs(job), answer.utilization)
+        by_class = {} if answer.smact is None else {BY_CLASS: {"smact": answer.smact}}
+        if predicted := answer.utilization or by_class:
+            values["work"] = self._context.works.keep(job.uid, what_runs(job), predicted)
         holds = answer.own_failure and self._holds(job)
         if holds:
             values["detail"] = reason_of(answer)
@@ -493,6 +495,7 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
         note,
         own_failure=largest.own_failure,
         utilization=largest.utilization,
+        smact=largest.smact,
         breakdown=largest.breakdown,
         by_rank=largest.by_rank,
     )

@@ -27,6 +27,9 @@ SOURCE = (
 )
 
 
+NEEDS = "the model by name, or a model summary and the batch size; no GPU"
+
+
 def classify(summary: ModelSummary, kind: str, options: dict[str, Any]) -> tuple[list[float], ModelCard]:
     """Return the probabilities of the classes, and the card of the network.
 
@@ -49,14 +52,22 @@ def _width(given: str, family: str, kind: str) -> int:
     return width
 
 
+def supports(request: JobRequest) -> str | None:
+    return None if request.summary is not None else supports_training_by_name(request)
+
+
+def read_request(request: JobRequest) -> ModelSummary:
+    """Return the summary of a job that it supports."""
+    if request.summary is not None:
+        return summary_with_batch(request.summary)
+    assert request.model is not None
+    return summary_of(request.model)
+
+
 def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
     options = read_options("gpumemnet", request.options, {"bin": "", "weights": ""})
-    if request.summary is not None:
-        summary = summary_with_batch(request.summary)
-    else:
-        assert request.model is not None
-        summary = summary_of(request.model)
+    summary = read_request(request)
     odds, card = classify(summary, kind, options)
     best = max(range(len(odds)), key=odds.__getitem__)
     return answer(
@@ -90,12 +101,7 @@ def _notes(odds: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]
 
 
 def _register(name: str, kind: str, title: str) -> None:
-    needs = "the model by name, or a model summary and the batch size; no GPU"
-
-    def supports(request: JobRequest) -> str | None:
-        return None if request.summary is not None else supports_training_by_name(request)
-
-    @estimator(name, title=title, source=SOURCE, needs=needs, supports=supports)
+    @estimator(name, title=title, source=SOURCE, needs=NEEDS, supports=supports)
     def run(request: JobRequest, gpu: GPU) -> Estimate:
         return _estimate(name, kind, request, gpu)
 
