@@ -20,7 +20,7 @@ from tests.manager.conftest import answer_of
 from tests.manager.test_users import as_user
 from tests.paths import public_python
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.jobs.command import python_of, script_of
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.core.daemon import check_names
@@ -214,7 +214,7 @@ def test_the_class_of_a_jobs_activity_counts_in_placement(make_here, monkeypatch
     here.until(lambda: here.job(number)["estimate"], "its estimate")
     assert here.job(number)["estimate"].endswith("for A100-40GB, SMACT about 95% by its class")
     assert here.daemon.context.works.busy(here.daemon.context.store.job(number).work) == pytest.approx(0.95)
-    with pytest.raises(InvalidValue, match="no estimator named 'gpuutil'"):
+    with pytest.raises(UnknownName, match="no estimator named 'gpuutil'"):
         check_names(read_settings(None, estimating={"activity": "gpuutil"}))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options
 from ullage.estimation.estimators.gpumemnet.estimator import NEEDS, read_request, supports
 from ullage.estimation.estimators.gpumemnet.features import family_of, names_of
@@ -104,16 +105,19 @@ def load(path: Path = SHIPPED) -> GPUUtilNet:
 )
 def run(request: JobRequest, gpu: GPU) -> Estimate:
     """Predict the classes of a model by name, or of the text of a summary."""
-    begin, model = time.perf_counter(), load()
-    read_options("gpuutilnet", request.options, {})
+    begin, options = time.perf_counter(), read_options("gpuutilnet", request.options, {"weights": ""})
+    model = load(Path(options["weights"] or SHIPPED))
     summary = read_request(request)
     family, activity = family_of(summary), {}
-    for metric in METRICS:
+    known_metrics = [metric for metric in METRICS if (family, metric) in model.networks]
+    if not known_metrics:
+        raise InvalidValue(f"gpuutilnet.weights must have networks of the family {family}, got {options['weights']!r}")
+    for metric in known_metrics:
         odds = model.probabilities([summary], family, metric)[0]
         best, edges = int(odds.argmax()), (0.0, *BINS[family, metric], 1.0)
         known = {"class": CLASSES[best], "least": edges[best], "most": edges[best + 1]}
         activity[metric] = known | {"probability": float(odds[best])}
-    rows = model.cards[family, "smact"]["rows"]
+    rows = model.cards[family, known_metrics[0]]["rows"]
     notes = [
         f"networks trained on {rows} generated jobs of the family {family}, measured on an {model.gpu}; the classes "
         "are those of a job that has such a GPU to itself",
