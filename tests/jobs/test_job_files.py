@@ -8,7 +8,9 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.paths import ROOT
 
+from ullage import estimate
 from ullage.errors import InvalidValue, UllageError
 from ullage.jobs.job_files import LARGEST_FILE, JobSpec, read_job
 
@@ -261,6 +263,16 @@ def test_the_sequence_length_is_that_of_the_command(write, words, length):
 def test_nothing_in_a_rad_file_goes_through_a_shell(write):
     job = read_job(write("job.rad", "python a.py $(reboot) ; rm -rf / > x\nmodel: m.txt")).spec
     assert job.command == ["python", "a.py", "$(reboot)", ";", "rm", "-rf", "/", ">", "x"]
+
+
+@pytest.mark.parametrize(("name", "length", "recorded"), [("gpt", 256, False), ("plain_loop", None, True)])
+def test_the_job_files_of_the_examples_are_estimated(name, length, recorded):
+    job = read_job(ROOT / "examples" / "rad" / f"{name}.rad").spec
+    assert job.sequence_length == length and (set(job.recorded) == {"horus", "faketensor", "gpumemnet"}) is recorded
+    found = estimate(
+        job.model, batch_size=job.batch_size, sequence_length=length, estimator="gpumemnet", gpu="A100-40GB"
+    )
+    assert found.figure == job.recorded.get("gpumemnet", 8 << 30)
 
 
 def test_the_published_job_files(write, reference):

@@ -203,7 +203,7 @@ def estimate(
       package.module:factory   a function that returns a model
       path/file.py:factory     the same, in a file
       path/script.py           a training script; put its arguments after --
-      summary.txt              output of torchsummary or torchinfo, for --estimator horus or gpumemnet
+      summary.txt              output of torchsummary or torchinfo, for --estimator horus, gpumemnet or gpuutilnet
 
     Examples:
 
