@@ -37,7 +37,7 @@ from ullage.cli.options import (
 from ullage.cli.progress import following
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.advice import Suggestion, suggestions
-from ullage.estimation.asking import answer_request, check_plan
+from ullage.estimation.asking import answer_over_gpus, answer_request, check_plan
 from ullage.estimation.result import Estimate
 from ullage.hardware import default_gpu, gpu_list
 from ullage.hardware import gpu as find_gpu
@@ -263,7 +263,6 @@ def estimate(
 
 
 def _over_gpus(request: JobRequest, plan: Training, names: str, as_json: bool) -> None:
-    from ullage.estimation.over_gpus import answer_over_gpus
     from ullage.estimation.tables import print_gpu_table
 
     whole = [card for card in all_gpus() if not card.is_mig]

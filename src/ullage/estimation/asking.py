@@ -182,6 +182,17 @@ def answer_request(request: JobRequest, gpu: str | GPU | None = None) -> "Estima
     return answer if gpu is not None else answer.on_assumed_gpu()
 
 
+def answer_over_gpus(
+    request: JobRequest, cards: Sequence[GPU], progress: Callable[[str], None] | None = None
+) -> "list[Estimate]":
+    """Return the estimate for each of `cards`; only Ullage's own on one GPU tells those on others."""
+    from ullage.estimation.over_gpus import estimate_over_gpus
+
+    if not request.is_ullage:
+        return [answer_request(request, card) for card in cards]
+    return estimate_over_gpus(lambda card: answer_request(request, card), cards, progress)
+
+
 def ask(name: str, row: dict[str, Any], gpu: str) -> "Estimate | str":
     """Return an estimator's estimate for a line of measurements, or the reason why it does not support it.
 

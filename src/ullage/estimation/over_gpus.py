@@ -9,21 +9,12 @@ GPU on which the allocator would have to free cached memory always gets a run of
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ullage.estimation.asking import answer_request
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
-from ullage.jobs.job import JobRequest
 from ullage.virtual.upper_bound import UNMEASURED_SHARE
 
 Run = Callable[[GPU], Estimate]
 Report = Callable[[str], None]
-
-
-def answer_over_gpus(request: JobRequest, cards: Iterable[GPU], progress: Report | None = None) -> list[Estimate]:
-    """Return an estimate for each of `cards`; only Ullage's own of one GPU tells those of others."""
-    if not request.is_ullage:
-        return [answer_request(request, card) for card in cards]
-    return estimate_over_gpus(lambda card: answer_request(request, card), cards, progress)
 
 
 def estimate_over_gpus(run: Run, cards: Iterable[GPU], progress: Report | None = None) -> list[Estimate]:

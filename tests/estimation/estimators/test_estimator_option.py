@@ -13,7 +13,7 @@ import ullage
 import ullage.estimation.estimators
 from ullage.cli.completion import estimators as complete
 from ullage.cli.main import app
-from ullage.estimation.over_gpus import answer_over_gpus
+from ullage.estimation.asking import answer_over_gpus
 from ullage.hardware import gpu
 from ullage.jobs.job import request_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ullage.errors import InvalidValue, ScriptFailed, UllageError
 from ullage.estimation.advice import Budget, OutOfTime, suggestions
-from ullage.estimation.asking import answer_request
+from ullage.estimation.asking import answer_over_gpus, answer_request
 from ullage.estimation.estimators.registry import find
 from ullage.estimation.jobs.command import ScriptCommand, python_of
 from ullage.estimation.result import Estimate
@@ -77,8 +77,6 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         options = {**limits, **options, **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, not its name
         source = os.path.abspath(source)
-    from ullage.estimation.over_gpus import answer_over_gpus
-
     began, cards = time.monotonic(), [find_gpu(name) for name in request["gpus"]]
     job_request = request_of(source, options, request["estimator"])
     estimates = answer_over_gpus(job_request, cards)
