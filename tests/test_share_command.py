@@ -62,6 +62,21 @@ def test_a_command_of_python_is_a_job(type_in, tmp_path):
     assert [job["name"] for job in found] == jobs and found[1]["memory"] > 2 * 2**25
 
 
+def test_classes_of_activity_are_added_up(type_in, tmp_path):
+    pytest.importorskip("ullage_lab")
+    rows = "".join(f"{f'Linear-{place}':>20} {'[-1, 100]':>25} {'10,100':>15}\n" for place in (1, 2))
+    (tmp_path / "net_bs=64.model").write_text(f"{rows}Total params: 20,200\n")
+    words = ("share", "net_bs=64.model", "torchvision:resnet18 -b 4", "--gpu", "H200", "--estimator")
+    code, out, _ = type_in(*words, "gpuutilnet")
+    assert code == 0 and out.startswith("job ") and "SMACT together: " in out and "80% up to which RAD-RM" in out
+    code, out, _ = type_in(*words, "gpuutilnet", "--json")
+    found = json.loads(out)
+    classes = [each["activity"]["smact"] for each in found["jobs"]]
+    assert found["smact"] == [sum(each[edge] for each in classes) for edge in ("least", "most")]
+    code, _, err = type_in(*words, "horus")
+    assert code == 2 and "must be one that predicts activity, such as gpuutilnet, got 'horus'" in err
+
+
 def test_all_ways_are_compared(type_in):
     code, out, _ = type_in("share", "one.json", "one.json", "one.json", "--sharing", "all")
     assert code == 0 and "H200, by MPS" in out and "H200, time-sliced" in out

@@ -8,7 +8,9 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.paths import ROOT
 
+from ullage import estimate
 from ullage.errors import InvalidValue, UllageError
 from ullage.jobs.job_files import LARGEST_FILE, JobSpec, read_job
 
@@ -210,6 +212,7 @@ def test_the_positional_form(write, tmp_path):
         "policy 'exclusive' was not followed: in this form of .rad files the site decides",
         "the file says batch size 128, its command 8",
     )
+    assert job.recorded == {"horus": 1 << 20, "faketensor": 3 << 20, "gpumemnet": 4 << 20}
     assert read_job(write("short.rad", "python a.py")).spec.to_dict() == {"command": ["python", "a.py"]}
 
 
@@ -227,12 +230,49 @@ def test_the_positional_form(write, tmp_path):
         ("python a\nx\ndata\nmany", "FILE, line 4: batch_size: "),
         ("python a\nx\ndata\n1\nfirst", "FILE, line 5: policy must be exclusive or collocation, got 'first'"),
         ("python a\n" + "x\n" * 12, "FILE, line 11: at most 9 lines can follow the command"),
+        ("python a\nx\ndata\n1\nexclusive\n1\n9\n-5", "FILE, line 8: horus must be memory in MiB such as 8000"),
+        ("python a\nx\nd\n1\nexclusive\n1\n9\n5\nnan", "FILE, line 9: faketensor must be memory in MiB"),
+        ("python a\nx\nd\n1\nexclusive\n1\n9\n5\n5\n1e400", "FILE, line 10: gpumemnet must be memory in MiB"),
+        ("python a\nx\nd\n1\nexclusive\n1\n9\n$(reboot)", "FILE, line 8: horus must be memory in MiB such as 8000"),
+        ("python a\nx\nd\n-1", "FILE, line 4: batch_size: "),
+        ("python a\nx\nd\n1\nexclusive\n99999999999", "FILE, line 6: gpus: "),
+        ("python a\nsequence_length: 0", "FILE, line 2: sequence_length: "),
+        (b"\x7fELF\x02\x00", "FILE, line 1: command"),
         ("python 'a", "FILE, line 1: command: quotes in a command must match"),
         (b"python a\n\xfe", "FILE, line 2: text must be UTF-8"),
     ],
 )
 def test_a_bad_rad_file_gets_one_message_with_its_line(write, content, said):
     assert message(write("job.rad", content)).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [("--max_seq_length 256", 256), ("--block-size=128", 128), ("--seq_len 64 -b 4", 64), ("--lr 1e-4", None)],
+)
+def test_the_sequence_length_is_that_of_the_command(write, words, length):
+    job = read_job(write("job.rad", f"python bert.py {words}\nbert.model\nwiki\n32\nexclusive\n1")).spec
+    assert (job.sequence_length, job.batch_size) == (length, 32)
+    keyed = read_job(write("k.rad", f"python a.py {words}\nmodel: a.txt\nsequence_length: 512"))
+    assert keyed.spec.sequence_length == 512
+    assert [note for note in keyed.notes if "sequence length" in note] == (
+        [f"the file says sequence length 512, its command {length}"] if length else []
+    )
+
+
+def test_nothing_in_a_rad_file_goes_through_a_shell(write):
+    job = read_job(write("job.rad", "python a.py $(reboot) ; rm -rf / > x\nmodel: m.txt")).spec
+    assert job.command == ["python", "a.py", "$(reboot)", ";", "rm", "-rf", "/", ">", "x"]
+
+
+@pytest.mark.parametrize(("name", "length", "recorded"), [("gpt", 256, False), ("plain_loop", None, True)])
+def test_the_job_files_of_the_examples_are_estimated(name, length, recorded):
+    job = read_job(ROOT / "examples" / "rad" / f"{name}.rad").spec
+    assert job.sequence_length == length and (set(job.recorded) == {"horus", "faketensor", "gpumemnet"}) is recorded
+    found = estimate(
+        job.model, batch_size=job.batch_size, sequence_length=length, estimator="gpumemnet", gpu="A100-40GB"
+    )
+    assert found.figure == job.recorded.get("gpumemnet", 8 << 30)
 
 
 def test_the_published_job_files(write, reference):

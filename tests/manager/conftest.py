@@ -192,7 +192,7 @@ class Here:
         (folder / "work").mkdir(exist_ok=True)
         self._ready = threading.Event()
         self._keys = itertools.count()
-        virtual = None if monitor else "1xA100-40GB"
+        virtual = None if monitor else given.pop("virtual", "1xA100-40GB")
         self._settings = read_settings(None, virtual=virtual, estimator="none", **given)
         self._thread = threading.Thread(target=self._run, args=(monitor,))
         self._thread.start()

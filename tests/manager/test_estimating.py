@@ -20,9 +20,10 @@ from tests.manager.conftest import answer_of
 from tests.manager.test_users import as_user
 from tests.paths import public_python
 
-from ullage.errors import InvalidValue
+from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.jobs.command import python_of, script_of
 from ullage.jobs.job_files import JobSpec
+from ullage.manager.core.daemon import check_names
 from ullage.manager.core.estimates import (
     EstimateAnswer,
     EstimateQuestion,
@@ -30,7 +31,7 @@ from ullage.manager.core.estimates import (
     Estimates,
     key_of,
 )
-from ullage.manager.settings import EstimateSettings
+from ullage.manager.settings import EstimateSettings, read_settings
 from ullage.sandbox import parent
 from ullage.sandbox.guard import Sandbox
 from ullage.sandbox.parent import Outcome
@@ -187,7 +188,52 @@ def test_a_summary_is_read_without_the_jobs_environment(tmp_path):
     assert (answer.upper, answer.note) == (1 << 30, "estimated by gpumemnet for T4")
     (tmp_path / "net.model").write_text(f"{layers}Total params: 20,300\n")
     refused = make(dataclasses.replace(request, questions=[summary])).note
-    assert "20,300 parameters, but they have 20,200" in refused and "environment named 'nosuch'" in refused
+    assert "20,300 parameters, but they have 20,200" in refused
+
+
+SUMMARIZED = {"command": ["true"], "cwd": "/", "model": "/nowhere/net.model"}
+
+
+def test_a_recorded_figure_is_promised_without_an_estimate(make_here, monkeypatch):
+    Answers(monkeypatch, lambda: 1 << 30)
+    here = make_here(estimating={"estimator": "gpumemnet"})
+    job = SUMMARIZED | {"recorded": {"gpumemnet": 3 << 30, "horus": 4 << 30}}
+    number = here.call("submit", job=job, key="a recorded figure")["jobs"][0]
+    found = here.until_over(number)
+    assert (found["promise"], found["estimate"]) == (3 << 30, "recorded by gpumemnet in its job file")
+    fresh = here.call("submit", job=job | {"estimator": "gpumemnet"}, key="a fresh figure")["jobs"][0]
+    assert here.until_over(fresh)["estimate"] == "estimated by gpumemnet for A100-40GB"
+    other = here.call("submit", job=job | {"recorded": {"faketensor": 1}}, key="a figure of another")["jobs"][0]
+    assert here.until_over(other)["promise"] == 1 << 30
+
+
+def test_the_class_of_a_jobs_activity_counts_in_placement(make_here, monkeypatch):
+    Answers(monkeypatch, lambda: 1 << 30, activity={"smact": {"least": 0.9, "most": 1.0}})
+    here = make_here(estimating={"estimator": "gpumemnet", "activity": "gpuutilnet"})
+    number = here.call("submit", job=SUMMARIZED | {"hold": True}, key="a busy job")["jobs"][0]
+    here.until(lambda: here.job(number)["estimate"], "its estimate")
+    assert here.job(number)["estimate"].endswith("for A100-40GB, SMACT about 95% by its class")
+    assert here.daemon.context.works.busy(here.daemon.context.store.job(number).work) == pytest.approx(0.95)
+    with pytest.raises(UnknownName, match="no estimator named 'gpuutil'"):
+        check_names(read_settings(None, estimating={"activity": "gpuutil"}))
+
+
+def test_a_summary_has_classes_of_activity_beside_its_memory(tmp_path):
+    layers = "".join(f"{f'Linear-{place}':>20} {'[-1, 100]':>25} {'10,100':>15}\n" for place in (1, 2))
+    (tmp_path / "net.model").write_text(f"{layers}Total params: 20,200\n")
+    question = EstimateQuestion("net.model", options={"batch_size": 64})
+    request = dataclasses.replace(NOTHING, questions=[question], cwd=str(tmp_path), estimator="horus")
+    assert make(request, activity="gpuutilnet").smact in (0.1, 0.45, 0.85)  # the middle of a class of MLPs
+    assert make(request).smact is None
+
+
+def test_a_job_whose_summary_is_refused_does_not_start(make_here, monkeypatch):
+    Answers(monkeypatch, lambda: "a summary must have output shapes, and this one has none")
+    here = make_here(virtual="2xA100-40GB", estimating={"estimator": "gpumemnet"})
+    number = here.call("submit", job=SUMMARIZED | {"gpus": 2}, key="a refused summary")["jobs"][0]
+    here.until(lambda: here.job(number)["state"] == "held", "the job to be held")
+    assert here.job(number)["reason"].startswith("is held: a summary must have output shapes")
+    assert here.job(number)["attempts"] == []
 
 
 @pytest.fixture
@@ -520,8 +566,8 @@ def test_a_key_is_one_users_and_follows_what_is_asked():
 class Answers:
     """Stands in for the processes of estimates: at once, with what the test says about each list of arguments."""
 
-    def __init__(self, monkeypatch, of_args):
-        self.asked, self._of_args = [], of_args
+    def __init__(self, monkeypatch, of_args, **more):
+        self.asked, self._of_args, self._more = [], of_args, more
         monkeypatch.setattr("ullage.manager.core.estimates.run", self._run)
 
     def _run(self, entry, request, **more):
@@ -530,7 +576,7 @@ class Answers:
         found = self._of_args(*args)
         if isinstance(found, str):
             return Outcome(answer={"failed": found, "own": True})
-        return Outcome(answer=answer_of(found))
+        return Outcome(answer=answer_of(found, **self._more))
 
 
 def array(here, indices, **more):

@@ -37,7 +37,7 @@ from ullage.cli.options import (
 from ullage.cli.progress import following
 from ullage.errors import InvalidValue, UllageError
 from ullage.estimation.advice import Suggestion, suggestions
-from ullage.estimation.asking import answer_request, check_plan
+from ullage.estimation.asking import answer_over_gpus, answer_request, check_plan
 from ullage.estimation.result import Estimate
 from ullage.hardware import default_gpu, gpu_list
 from ullage.hardware import gpu as find_gpu
@@ -95,7 +95,7 @@ def check(
 def judge(answer: Estimate, margin: int, upper: bool) -> tuple[bool, str]:
     """Return whether an estimate leaves `margin` bytes free, and the line to print."""
     taken = answer.bound if upper else answer.needed
-    passed = answer.fits and taken + margin <= answer.gpu_memory
+    passed = bool(answer.fits) and taken + margin <= answer.gpu_memory
     if passed or not answer.fits:
         line = answer.verdict
     else:
@@ -203,7 +203,7 @@ def estimate(
       package.module:factory   a function that returns a model
       path/file.py:factory     the same, in a file
       path/script.py           a training script; put its arguments after --
-      summary.txt              output of torchsummary or torchinfo, for --estimator horus or gpumemnet
+      summary.txt              output of torchsummary or torchinfo, for --estimator horus, gpumemnet or gpuutilnet
 
     Examples:
 
@@ -263,20 +263,12 @@ def estimate(
 
 
 def _over_gpus(request: JobRequest, plan: Training, names: str, as_json: bool) -> None:
-    from ullage.estimation.over_gpus import estimate_over_gpus
     from ullage.estimation.tables import print_gpu_table
 
     whole = [card for card in all_gpus() if not card.is_mig]
     cards = whole if names.strip().casefold() == ALL else gpu_list(names)
     with Console(stderr=True).status("estimating ...") as status:
-        if request.is_ullage:
-            answers = estimate_over_gpus(
-                lambda card: answer_request(request, card),
-                cards,
-                lambda name: status.update(f"running on a virtual {name} ..."),
-            )
-        else:
-            answers = [answer_request(request, card) for card in cards]
+        answers = answer_over_gpus(request, cards, lambda name: status.update(f"running on a virtual {name} ..."))
     answers = [answer.for_training(plan) for answer in answers]
     if as_json:
         print(json.dumps([answer.to_dict(timeline=False, layers=False) for answer in answers]))

@@ -40,6 +40,8 @@ from ullage.units import format_duration
 
 _JOBS = "Two or more models, scripts, Python commands, or files from 'ullage estimate --json'."
 _SHARING = "How jobs share the GPU: mps, time-slicing, mig or mig:PROFILE. Several (with commas) or 'all' to compare."
+_CLASSES = "With gpuutilnet: print classes of activity, also from model summaries, and no speeds."
+BUSY = 0.8  # SMACT up to which published policies add a job
 _OF_A_JOB = {"args", "module", "steps", "timeout", "network", "python"}  # options in its quotes, with the model's
 
 
@@ -49,6 +51,7 @@ def share(
     gpu: Gpu = None,
     pytorch: Pytorch = None,
     sharing: Annotated[str, option(_SHARING, "WAY", complete=completion.ways_to_share)] = "mps",
+    estimator: Annotated[str, option(_CLASSES, "--estimator -e NAME", complete=completion.estimators)] = "ullage",
     as_json: Json = False,
     **model: Any,
 ) -> None:
@@ -71,7 +74,7 @@ def share(
     for way in ways:
         if way.partition(":")[0] not in (*HOWS, ALL):
             raise UnknownName("way of sharing", way, [*HOWS, ALL])
-    targets = {text: _target(text, pytorch, model) for text in dict.fromkeys(jobs)}
+    targets = {text: _target(text, pytorch, estimator, model) for text in dict.fromkeys(jobs)}
     card = find_gpu(gpu or _gpu_of(targets.values()) or default_gpu())
     ways = [way for way in HOWS if way != "mig" or profiles(card)] if ways == [ALL] else ways
     answers: dict[str, Estimate] = {}
@@ -79,6 +82,9 @@ def share(
         for text, target in targets.items():
             status.update(f"running {text} on a virtual {card.name} ...")
             answers[text] = answer_request(target, card) if isinstance(target, JobRequest) else target
+    if estimator != "ullage":
+        _print_classes([answers[text] for text in jobs], jobs, card, as_json)
+        return
     results = {way: _shared([answers[text] for text in jobs], jobs, card, way) for way in ways}
     if as_json:
         plain_values = {way: each.to_dict() for way, each in results.items()}
@@ -91,7 +97,30 @@ def share(
         print(hint)
 
 
-def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest | Estimate:
+def _print_classes(answers: Sequence[Estimate], names: Sequence[str], card: GPU, as_json: bool) -> None:
+    """Print the classes of activity of each job, and the sum of their SMACT next to the published limit."""
+    if unknown := next((answer.estimator for answer in answers if "smact" not in answer.activity), None):
+        raise InvalidValue(f"--estimator must be one that predicts activity, such as gpuutilnet, got {unknown!r}")
+    least, most = (sum(answer.activity["smact"][edge] for answer in answers) for edge in ("least", "most"))
+    if as_json:
+        known = [{"name": name, "activity": each.activity} for name, each in zip(names, answers, strict=True)]
+        print(json.dumps({"gpu": card.name, "jobs": known, "smact": [least, most]}))
+        return
+    metrics = list(dict.fromkeys(metric for answer in answers for metric in answer.activity))
+    rows = [
+        [name, *(_class_words(answer.activity[metric]) if metric in answer.activity else "-" for metric in metrics)]
+        for name, answer in zip(names, answers, strict=True)
+    ]
+    print(fitted(["job", *(metric.upper() for metric in metrics)], rows, give_way=[]))
+    words = "at most" if most <= BUSY else "more than" if least > BUSY else "perhaps more than"
+    print(f"\nSMACT together: {least:.0%} to {most:.0%}, {words} the {BUSY:.0%} up to which RAD-RM adds a job")
+
+
+def _class_words(known: dict[str, Any]) -> str:
+    return f"{known['class']}, {known['least']:.0%} to {known['most']:.0%}"
+
+
+def _target(text: str, pytorch: str | None, estimator: str, model: dict[str, Any]) -> JobRequest | Estimate:
     """Return the request that a job's text describes, or the estimate in the file that it names."""
     if text.endswith(".json"):
         return _read(Path(text))
@@ -110,7 +139,7 @@ def _target(text: str, pytorch: str | None, model: dict[str, Any]) -> JobRequest
         raise InvalidValue(f"{text!r}: {names} is not for one job of several; write it outside of the quotes")
     if kind_of(own["source"], own.get("module", False)) != SCRIPT:
         own = {**model, **own}
-    return request_from(**own, pytorch=pytorch)
+    return request_from(**own, pytorch=pytorch, estimator=estimator)
 
 
 def _command(words: list[str], pytorch: str | None) -> JobRequest | None:

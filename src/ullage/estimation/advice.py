@@ -73,7 +73,7 @@ class Suggestion:
 
     @property
     def fits(self) -> bool:
-        return self.estimate is not None and self.estimate.fits
+        return self.estimate is not None and bool(self.estimate.fits)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: the memory (`takes`), and a `note` with the free memory or the reason."""

@@ -66,6 +66,7 @@ def estimate(
     *,
     gpu: str | GPU | None = None,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
     args: Sequence[str] = (),
     ranks: Ranks | int | None = None,
     training: Training | None = None,
@@ -86,6 +87,7 @@ def estimate(
         gpu: A name from `ullage.gpus()`, the path of a TOML file, `"local"`, or a `GPU`. Default: the first GPU of this
             machine, else an H200.
         batch_size: Short for `Model(..., batch_size=)`. Default: 32.
+        sequence_length: Short for `Model(..., sequence_length=)`, and for a summary without output shapes.
         args: Short for `Script(..., args=)`.
         ranks: The ranks of a job of many GPUs, or their number.
         training: How long the training is, for `Estimate.training`: its time, energy and cost.
@@ -115,6 +117,7 @@ def estimate(
     request = request_for(
         job,
         batch_size=batch_size,
+        sequence_length=sequence_length,
         args=args,
         ranks=ranks,
         steps=steps,
@@ -133,13 +136,14 @@ def request_for(
     job: str | Path | Function | Model | Script,
     *,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
     args: Sequence[str] = (),
     ranks: Ranks | int | None = None,
     estimator: str = "ullage",
     **how: Any,
 ) -> JobRequest:
     """Return the request that the arguments of `estimate` describe."""
-    made = with_saved_types(job_of(job, batch_size=batch_size, args=args))
+    made = with_saved_types(job_of(job, args=args, batch_size=batch_size, sequence_length=sequence_length))
     own: dict[str, Any] = {}
     if isinstance(made, Model):
         prefix = estimator.partition("+")[0] + "."
@@ -176,6 +180,17 @@ def answer_request(request: JobRequest, gpu: str | GPU | None = None) -> "Estima
     """Return the estimate for a request on one GPU, by default this machine's own, else an H200."""
     answer = find(request.estimator).estimate(request, find_gpu(gpu or default_gpu()))
     return answer if gpu is not None else answer.on_assumed_gpu()
+
+
+def answer_over_gpus(
+    request: JobRequest, cards: Sequence[GPU], progress: Callable[[str], None] | None = None
+) -> "list[Estimate]":
+    """Return the estimate for each of `cards`; only Ullage's own on one GPU tells those on others."""
+    from ullage.estimation.over_gpus import estimate_over_gpus
+
+    if not request.is_ullage:
+        return [answer_request(request, card) for card in cards]
+    return estimate_over_gpus(lambda card: answer_request(request, card), cards, progress)
 
 
 def ask(name: str, row: dict[str, Any], gpu: str) -> "Estimate | str":

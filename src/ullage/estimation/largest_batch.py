@@ -246,7 +246,7 @@ def search(
     def trial(number: int) -> tuple[int, bool]:
         answer = estimate_of(number)  # near the limit reserved memory stops growing: the allocator frees cached blocks
         allocated = answer.peaks[0] if answer.without_trials is None else answer.without_trials["peak_allocated"]
-        return allocated, answer.fits
+        return allocated, bool(answer.fits)
 
     limit = card.usable - (card.context or 0)
     first = argument_value(request.script.args, batch_arg) if request.script is not None else start

@@ -41,11 +41,12 @@ def report_parts(estimate: "Estimate", width: int) -> Iterator[RenderableType]:
     if estimate.source:
         yield Text(estimate.source, style="bold")
     yield Text(f"{estimate.mark} {estimate.verdict}\n", style=style)
-    yield _bar(estimate, min(width - 4, 76))
-    if estimate.breakdown:
-        yield _indented(Text(f"At the peak{estimate.peak_moment}:"))
-    yield _indented(_legend(estimate))
-    yield Text()
+    if estimate.fits is not None:
+        yield _bar(estimate, min(width - 4, 76))
+        if estimate.breakdown:
+            yield _indented(Text(f"At the peak{estimate.peak_moment}:"))
+        yield _indented(_legend(estimate))
+        yield Text()
     yield from (_indented(_fact(name, text)) for name, text in _facts(estimate))
     if estimate.utilization is not None and estimate.fits:
         yield Text()
@@ -83,6 +84,9 @@ def _legend(estimate: "Estimate") -> Table:
 
 
 def _facts(estimate: "Estimate") -> Iterator[tuple[str, str]]:
+    for name, known in estimate.activity.items():
+        words = f"{known['class']}: {percent(known['least'])} to {percent(known['most'])}"
+        yield name.upper(), f"{words} (probability {percent(known['probability'])})"
     if estimate.process_memory is not None:
         yield "nvidia-smi", f"{format_bytes(estimate.process_memory)} at the peak"
     yield from map(_rank_fact, estimate.ranks)

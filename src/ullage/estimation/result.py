@@ -31,7 +31,7 @@ class Estimate:
     All sizes are bytes, and unknown values are `None`. The [JSON reference](json.md) explains each attribute; the most
     important ones are:
 
-    - `fits`, `headroom`: whether the job fits, and the memory left.
+    - `fits`, `headroom`: whether the job fits, and the memory left; `None` from an estimator of `activity` alone.
     - `process_memory`: the memory that nvidia-smi shows for the process. `breakdown` has its parts.
     - `upper`: an upper bound for `process_memory`. `upper_covers` says whether it includes everything in `guessed`,
       `assumed` and `left_out`.
@@ -52,8 +52,8 @@ class Estimate:
     process_memory: int | None
     upper: int | None
     breakdown: dict[str, int]
-    fits: bool
-    headroom: int
+    fits: bool | None
+    headroom: int | None
     steps: int
     seconds: float
     out_of_memory: str | None = None
@@ -87,6 +87,7 @@ class Estimate:
     utilization: Utilization | None = None
     training: TrainingCost | None = None
     epoch_samples: int | None = None
+    activity: dict[str, dict[str, Any]] = field(default_factory=dict)
     ranks: list[dict[str, int]] = field(default_factory=list)
     step_calls: StepCalls | None = field(default=None, repr=False, compare=False)
     estimator: str = "ullage"
@@ -203,15 +204,18 @@ class Estimate:
     @property
     def verdict(self) -> str:
         """The result in one line, such as "fits on A100-40GB: 14.2 of 39.5 GiB, 25.3 GiB free"."""
+        if self.fits is None:
+            return f"the memory on {self.gpu} is unknown: {self.estimator} predicts only the GPU's activity"
         if self.fits and self.before_training:
             return (
                 f"fits so far on {self.gpu}: {used_of(self.needed, self.gpu_memory)}, but it has not trained one step"
             )
         if self.fits:
             needs = "" if self.without_trials is None else "needs "
-            free = format_bytes(self.headroom)
+            free = format_bytes(self.headroom or 0)
             return f"fits on {self.gpu}: {needs}{used_of(self.needed, self.gpu_memory)}, {free} free"
-        over = f", {format_bytes(-self.headroom)} too much" if self.headroom < 0 else ""
+        lacking = -(self.headroom or 0)
+        over = f", {format_bytes(lacking)} too much" if lacking > 0 else ""
         return f"DOES NOT FIT on {self.gpu}: needs {used_of(self.needed, self.gpu_memory)}{over}"
 
     @property
@@ -221,7 +225,9 @@ class Estimate:
 
     @property
     def mark(self) -> str:
-        """✓ if the job fits, ✗ if it does not, ? if it has not trained."""
+        """✓ if the job fits, ✗ if it does not, ? if that is unknown or it has not trained."""
+        if self.fits is None:
+            return "?"
         return ("?" if self.before_training else "✓") if self.fits else "✗"
 
     @property
@@ -268,7 +274,7 @@ class Estimate:
     @property
     def tight(self) -> bool:
         """Whether the job fits by the estimate but not by its upper bound."""
-        return self.fits and self.bound > self.gpu_memory
+        return bool(self.fits) and self.bound > self.gpu_memory
 
     @property
     def upper_covers(self) -> bool | None:

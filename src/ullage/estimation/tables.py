@@ -52,7 +52,7 @@ def print_gpu_table(estimates: Sequence[Estimate], console: Console | None = Non
     console.print(_gpu_table(ordered))
     runs = sum(e.computed_on is None for e in estimates)
     shared = f"{runs} runs, the others share one of the same kernels" if runs < len(estimates) else f"{runs} runs"
-    console.print(f"fits on {sum(e.fits for e in estimates)} of {len(estimates)} GPUs; {shared}")
+    console.print(f"fits on {sum(bool(e.fits) for e in estimates)} of {len(estimates)} GPUs; {shared}")
     for line in [*_best_words(estimates), *why_they_differ(estimates), *_measured_words(estimates)]:
         console.print(Text(line))
     notes = list(dict.fromkeys(note for e in estimates for note in e.notes if e.fits or note != _WITHOUT_LIMIT))

@@ -3,6 +3,7 @@
 `Model` (in `model.py`), `Script` and `Ranks` describe the job; `JobRequest` adds how to follow it.
 """
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
@@ -121,7 +122,7 @@ class Ranks:
 @dataclass(frozen=True)
 class Summary:
     """The text of a model summary (torchsummary, torchinfo), for the estimators that read one. A text without output
-    shapes needs the `sequence_length`."""
+    shapes needs the `sequence_length`, which may be in the file's name, as in `bert_bs=32_sl=512.txt`."""
 
     file: str
     text: str
@@ -129,13 +130,21 @@ class Summary:
     sequence_length: int | None = None
 
     @classmethod
-    def read(cls, file: str | Path, batch_size: int | None = None) -> "Summary":
+    def read(cls, file: str | Path) -> "Summary":
+        sizes = dict(_SIZES.findall(Path(file).name))
+        batch_size, sequence_length = (int(sizes[name]) if name in sizes else None for name in ("bs", "sl"))
         try:
-            return cls(str(file), Path(file).read_text(), batch_size)
-        except (OSError, UnicodeDecodeError) as error:
+            with open(file, encoding="utf-8") as source:
+                text = source.read(_LARGEST_SUMMARY + 1)
+        except (OSError, ValueError) as error:
             raise InvalidValue(f"cannot read {file} as a model summary: {error}") from None
+        if len(text) > _LARGEST_SUMMARY:
+            raise InvalidValue(f"a model summary must have at most {_LARGEST_SUMMARY >> 20} MiB, got more in {file}")
+        return cls(str(file), text, batch_size, sequence_length)
 
 
+_LARGEST_SUMMARY = 64 << 20  # characters
+_SIZES = re.compile(r"(?<![^_])(bs|sl)[:=](\d{1,18})(?!\d)")
 Function = Callable[[], Any]
 Job = Model | Script | Summary | Function
 
@@ -285,7 +294,7 @@ def request_of(source: Any, options: Mapping[str, Any] | None = None, estimator:
     return JobRequest(made, ranks=Ranks(**of_ranks), estimator=estimator, options=own, **of_all)
 
 
-def job_of(source: Any, module: bool = False, batch_size: int | None = None, args: Sequence[str] = ()) -> Job:
+def job_of(source: Any, module: bool = False, args: Sequence[str] = (), **sizes: int | None) -> Job:
     """Return the job for a name, a path or a function; a job stays as it is.
 
     >>> job_of("train.py", args=["--lr", "0.1"]).args
@@ -297,11 +306,10 @@ def job_of(source: Any, module: bool = False, batch_size: int | None = None, arg
         if not isinstance(job, Script):
             raise _wrong_kind("args", SCRIPT, kind)
         job = replace(job, args=args)
-    if batch_size is not None:
-        if not isinstance(job, Model | Summary):
-            raise _wrong_kind("batch_size", MODEL, kind)
-        job = replace(job, batch_size=batch_size)
-    return job
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if given and not isinstance(job, Model | Summary):
+        raise _wrong_kind(next(iter(given)), MODEL, kind)
+    return replace(job, **given) if given else job  # type: ignore[type-var]
 
 
 def _named(source: Any, module: bool) -> Job:

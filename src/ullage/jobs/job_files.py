@@ -1,5 +1,6 @@
 """Jobs for the daemon (`JobSpec`), and job files: TOML, and `.rad` files of RAD-RM."""
 
+import math
 import os
 import re
 import shlex
@@ -116,7 +117,11 @@ class JobSpec(BaseModel):
     batch_size: Annotated[Int | None, Option("With --model: samples in a batch.", "N", letter="b")] = Field(
         None, ge=1, le=1 << 40
     )
+    sequence_length: Annotated[Int | None, Option("With --model: tokens in a sequence.", "N")] = Field(
+        None, ge=1, le=1 << 40
+    )
     estimate: dict[_Text, Any] = {}
+    recorded: dict[_Name, Annotated[Bytes, Field(gt=0, le=1 << 50)]] = {}
     estimator: Annotated[
         _Name | None, Option("Estimator, such as ullage, horus or none.", "NAME", "the daemon's", letter="e")
     ] = None
@@ -303,21 +308,29 @@ EDITABLE = (
 # `.rad` files are the job files of RAD-RM (dissertation, listing 6.1): an environment (`conda activate NAME`), the
 # command, then entries in one of two forms. The keyed form, of the listing, has lines such as `model: resnet.txt` and
 # `policy: exclusive`. The positional form, which RAD-RM's code reads, has one value per line: those of `POSITIONS`. Its
-# last four, in MiB, are the measured memory and three estimates; they are not used here.
+# last four, in MiB, are the measured memory, which is not used here, and three estimates. RAD-RM promises the one of
+# its estimator; so does Ullage's daemon (`recorded`).
 #
 # RAD-RM's code ignores the policy of the positional form: every published file says `exclusive` but is placed by the
 # site's policy. So Ullage ignores it, too, with a note. In the keyed form, the policy applies.
 
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
-_UNUSED = ("dataset", *POSITIONS[5:])
-_NOT_KEYED = ("command", "env", "estimate", "exclusive", "mps_threads", "mps_memory", "umask", "output", "error")
-KEYS = ("policy", "dataset", *(name for name in JobSpec.model_fields if name not in (*_NOT_KEYED, "interactive")))
+_RECORDED = POSITIONS[6:]
+_UNUSED = ("dataset", "measured")
+_NOT_KEYED = ("command", "env", "estimate", "recorded", "exclusive", "mps_threads", "mps_memory", "umask", "output")
+_NOT_IN_RAD = (*_NOT_KEYED, "error", "interactive")
+KEYS = ("policy", "dataset", *(name for name in JobSpec.model_fields if name not in _NOT_IN_RAD))
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)
 _KEYED_TIGHT = re.compile(rf"({'|'.join(KEYS)}):(.*)", re.IGNORECASE | re.DOTALL)
 _CONDA = re.compile(r"(?:conda|mamba|micromamba|source)\s+activate\s+(\S+)")
 _VENV = re.compile(r"(?:source|\.)\s+(\S*?)/?(?:bin/)?activate")
 _MODEL = re.compile(r"[\w.]+(\.py)?:\S+")  # such as torchvision:resnet50; other words name a file
-_BATCH = re.compile(r"(?:--batch[-_]size|--b|-b|--mini-batch-size)[ =](\d{1,18})(?=\s|$)")
+_ARGUMENTS = {  # of a command, that tell what a summary of its model does not
+    "batch_size": re.compile(r"(?:--batch[-_]size|--b|-b|--mini-batch-size)[ =](\d{1,18})(?=\s|$)"),
+    "sequence_length": re.compile(
+        r"--(?:(?:max[-_])?seq(?:uence)?[-_]?len(?:gth)?|max[-_]len(?:gth)?|block[-_]size)[ =](\d{1,18})(?=\s|$)"
+    ),
+}
 
 
 @dataclass
@@ -354,7 +367,8 @@ def read_rad(text: str, path: str) -> FileValues:
     is_keyed = bool(lines and _keyed(lines[0][1]))
     entries += _keyed_entries(lines, path) if is_keyed else _positional_entries(lines, path)
     rad_file = _values_of(entries, is_keyed, path)
-    _compare_batch_sizes(rad_file, command)
+    for name, pattern in _ARGUMENTS.items():
+        _compare(rad_file, name, pattern.search(command))
     return rad_file
 
 
@@ -423,17 +437,32 @@ def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: st
                 rad_file.notes.append(f"policy {value!r} was not followed: in this form of .rad files the site decides")
         elif name == "model" and not _MODEL.fullmatch(value):
             rad_file.values[name] = str(Path(path).absolute().parent / value)  # a file that describes the layers
+        elif name in _RECORDED:
+            recorded = rad_file.values.setdefault("recorded", {})
+            recorded[name] = _mib(name, value, f"{path}, line {number}")
         elif name not in _UNUSED:
             rad_file.values[name] = value
     return rad_file
 
 
-def _compare_batch_sizes(rad_file: FileValues, command: str) -> None:
-    """Note a batch size for the estimator that differs from the program's, as in some published files."""
-    match = _BATCH.search(command)
-    batch_size = str(rad_file.values.get("batch_size", "")).strip()
-    if match and batch_size.isdigit() and int(match[1]) != int(batch_size):
-        rad_file.notes.append(f"the file says batch size {batch_size}, its command {match[1]}")
+def _mib(name: str, value: str, where: str) -> int:
+    """Return a figure in MiB as bytes, without the part of a MiB, as RAD-RM reads it."""
+    try:
+        size = float(value)
+    except ValueError:
+        size = math.nan
+    if not 0 < size <= 1 << 30:
+        raise InvalidValue(f"{where}: {name} must be memory in MiB such as 8000, got {value[:80]!r}")
+    return max(int(size), 1) << 20
+
+
+def _compare(rad_file: FileValues, name: str, match: re.Match[str] | None) -> None:
+    """Take a value for the estimator from the command, or note that the file has another one, as some published do."""
+    given = str(rad_file.values.get(name, "")).strip()
+    if match and not given and os.path.isabs(str(rad_file.values.get("model", ""))):
+        rad_file.values[name] = match[1]
+    elif match and given.isdecimal() and int(match[1]) != int(given):
+        rad_file.notes.append(f"the file says {name.replace('_', ' ')} {given}, its command {match[1]}")
 
 
 @dataclass(frozen=True)

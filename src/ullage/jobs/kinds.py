@@ -27,9 +27,14 @@ def kind_of(source: Any, module: bool = False) -> str:
     name = str(source)
     if module:
         return SCRIPT
-    if name.endswith(SUMMARY_ENDINGS) and ":" not in name:
+    if is_summary(name):
         return SUMMARY
     return SCRIPT if name.endswith(".py") or Path(name).is_file() else MODEL
+
+
+def is_summary(name: str) -> bool:
+    """Return whether a name is that of a file with a model summary; a colon outside of a path is that of a model."""
+    return name.endswith(SUMMARY_ENDINGS) and (":" not in name or os.sep in name)
 
 
 def check_script(path: str | os.PathLike[str], module: bool = False) -> None:

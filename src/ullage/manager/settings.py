@@ -66,10 +66,12 @@ class EstimateSettings(_Part):
 
     One estimate always runs, more only while cores are idle. The default of `at_once` depends on cores and memory; that
     of `per_user` is half of it. `array_samples` jobs of an array are estimated first, and stand for the others if they
-    agree; with 0 all are estimated. With `wait`, no job is placed before its estimate is finished.
+    agree; with 0 all are estimated. With `wait`, no job is placed before its estimate is finished. The estimator
+    `activity` predicts the SM activity of jobs whose estimate does not.
     """
 
     estimator: str = "ullage"
+    activity: str | None = None
     wait: bool = False
     timeout: Seconds = Field(default=300.0, gt=0)
     memory: Bytes = Field(default=8 * GIB, gt=0)

@@ -13,6 +13,9 @@ import ullage
 import ullage.estimation.estimators
 from ullage.cli.completion import estimators as complete
 from ullage.cli.main import app
+from ullage.estimation.asking import answer_over_gpus
+from ullage.hardware import gpu
+from ullage.jobs.job import request_of
 
 runner = CliRunner()
 
@@ -34,6 +37,13 @@ def test_the_report_of_another_estimator_shows_what_it_knows() -> None:
     text = ask("torchvision:resnet18", "--estimator", "deepspeed", "--set", "deepspeed.stage=3", "--gpu", "T4")
     assert "fits on T4" in text and "ZeRO stage 3" in text and "estimated by deepspeed" in text
     assert "nvidia-smi" not in text and "None" not in text
+
+
+@pytest.mark.parametrize("name", ["horus", "gpumemnet"])
+def test_gpus_of_a_generation_each_get_their_estimate(name: str) -> None:
+    cards = [gpu("A100-40GB"), gpu("A100-80GB")]
+    answers = answer_over_gpus(request_of("torchvision:resnet18", {}, name), cards)
+    assert [answer.gpu_memory for answer in answers] == [card.usable for card in cards]
 
 
 def test_a_job_that_does_not_fit_gets_no_advice_from_ullage() -> None:

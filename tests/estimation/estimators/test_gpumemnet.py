@@ -18,16 +18,15 @@ from ullage.estimation.estimators.gpumemnet import features
 from ullage.estimation.estimators.gpumemnet.features import (
     FAMILIES,
     LONGEST,
-    ModelSummary,
     family_of,
     names_of,
     summary_of,
-    summary_of_text,
     totals_of,
     tuples_of,
+    type_of,
 )
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, Perceptrons, build, jobs_of, load, shipped
-from ullage.estimation.estimators.printed_summary import read_summary
+from ullage.estimation.estimators.printed_summary import ModelSummary, SummaryLayer, read_summary
 from ullage.estimation.estimators.registry import JobRequest, find
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, probabilities
 from ullage.hardware import gpu
@@ -75,7 +74,7 @@ def job(model: str, **more: object) -> Model:
 
 def test_the_features_of_an_mlp_are_those_counted_by_hand() -> None:
     summary = summary_of(Model("mlp:x", settings={"widths": [8, 4, 2]}, batch_size=16))
-    assert summary.layers == (("linear", 4, 8 * 4 + 4), ("relu", 4, 0), ("linear", 2, 4 * 2 + 2))
+    assert summary.layers == (("Linear", 4, 8 * 4 + 4), ("ReLU", 4, 0), ("Linear", 2, 4 * 2 + 2))
     angle = math.pi * 6 / 11  # ReLU is the seventh of eleven functions
     expected = [16, 46, 4 + 4 + 2, 10 * 16, 2, 0, 0, math.sin(angle), math.cos(angle)]
     assert totals_of(summary, "mlp") == pytest.approx(expected)
@@ -128,17 +127,17 @@ def torchsummary(model: nn.Module, batch: torch.Tensor) -> str:
 def test_a_printed_summary_gives_the_same_features_as_the_model() -> None:
     text = torchsummary(small_cnn(), torch.zeros(2, 3, 8, 8))
     ours = summary_of(job("small_cnn", input_shape=[3, 8, 8], num_classes=5))
-    assert summary_of_text(read_summary(text), 10) == ours
+    assert read_summary(text)._replace(batch_size=10) == ours
 
 
 def test_a_layer_named_as_a_module_of_pytorch_is_a_layer() -> None:
     text = "init-1  [-1, 3]  5\nfunctional-2  [-1, 4]  0\nTotal params: 5"
-    assert summary_of_text(read_summary(text), 10).layers == (("init", 3, 5),)
+    assert read_summary(text).layers == (("init", 3, 5),) and type_of("init") == "init"
 
 
 def test_the_authors_summary_gives_the_features_of_its_model(reference: Callable[[str], Path]) -> None:
     text = reference("reference/carma/resnet50_32.model").read_text()
-    read, ours = summary_of_text(read_summary(text), 32), summary_of(Model("torchvision:resnet50", batch_size=32))
+    read, ours = read_summary(text)._replace(batch_size=32), summary_of(Model("torchvision:resnet50", batch_size=32))
     assert totals_of(read, "cnn") == totals_of(ours, "cnn") and tuples_of(read, "cnn") == tuples_of(ours, "cnn")
 
 
@@ -247,8 +246,8 @@ def test_a_job_gets_the_same_answer_alone_and_among_others(family: str) -> None:
     torch.manual_seed(0)
     network = build(ModelCard(family=family, estimator="transformer", bin=GIB, bins=9)).eval()
     kinds = ("linear", "dropout", "conv2d", "layer_norm", "relu")
-    layers = tuple((kinds[place % 5], 50 * place, place) for place in range(200))
-    runs = [ModelSummary(8 + n, 1000 * n + 9, "relu", layers[: 17 * n]) for n in range(1, 12)]
+    layers = tuple(SummaryLayer(kinds[place % 5], 50 * place, place) for place in range(200))
+    runs = [ModelSummary(layers[: 17 * n], 1000 * n + 9, 8 + n, activation_function="relu") for n in range(1, 12)]
     together = probabilities(network, jobs_of(runs, family))
     for place, run in enumerate(runs):
         assert torch.allclose(probabilities(network, jobs_of([run], family))[0], together[place], atol=1e-5)
@@ -292,5 +291,5 @@ def test_both_answer_for_real_models_by_name() -> None:
 
 
 def test_a_function_missing_from_the_published_list_is_none() -> None:
-    run = ModelSummary(1, 9, "hardswish", (("conv2d", 4, 9),))
+    run = ModelSummary((SummaryLayer("conv2d", 4, 9),), 9, 1, activation_function="hardswish")
     assert totals_of(run, "cnn")[-2:] == [0.0, 0.0] and len(names_of("cnn")) == len(totals_of(run, "cnn"))

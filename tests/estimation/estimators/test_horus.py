@@ -95,7 +95,7 @@ def test_real_models_give_the_published_figures(name: str, mib: float, within: f
 def test_a_torchsummary_text() -> None:
     summary = read_summary(TORCHSUMMARY)
     assert [layer.kind for layer in summary.layers] == ["Conv2d", "MaxPool2d", "Dropout", "Linear"]
-    assert (summary.parameters, summary.batch) == (54_410, None)
+    assert (summary.parameters, summary.batch_size) == (54_410, None)
     assert horus.activations(summary) == 32 * 26 * 26 + 10  # pooling and dropout are not counted
     with pytest.raises(InvalidValue, match="--batch-size"):
         find("horus").estimate(JobRequest(Summary("x.txt", TORCHSUMMARY)), gpu("T4"))
@@ -104,7 +104,7 @@ def test_a_torchsummary_text() -> None:
 def test_a_torchinfo_text_counts_layers_and_not_what_holds_them() -> None:
     summary = read_summary(TORCHINFO)
     assert [layer.kind for layer in summary.layers] == ["Conv2d", "ReLU", "Linear"]
-    assert (summary.parameters, summary.batch) == (54_410, 16)
+    assert (summary.parameters, summary.batch_size) == (54_410, 16)
     found = find("horus").estimate(JobRequest(Summary("x.txt", TORCHINFO)), gpu("T4"))
     assert found.figure == 4 * (16 * (2 * 32 * 26 * 26 + 10 + 54_410) + 54_410) + (800 << 20)
 
@@ -171,10 +171,48 @@ def test_printed_modules_have_outputs_by_sequence_length(tmp_path: Path) -> None
     file = tmp_path / "net.model"
     file.write_text(PRINTED)
     request = request_of(file, {"batch_size": 2, "sequence_length": 5}, "horus")
-    assert find("horus").estimate(request, gpu("T4")).figure > 800 << 20
+    figure = find("horus").estimate(request, gpu("T4")).figure
+    assert figure > 800 << 20
+    assert ullage.estimate(file, batch_size=2, sequence_length=5, gpu="T4", estimator="horus").figure == figure
+    named = file.rename(tmp_path / "net_bs=2_sl=5.txt")  # as GPUMemNet's authors name theirs
+    assert ullage.estimate(named, gpu="T4", estimator="horus").figure == figure
+
+
+@pytest.mark.parametrize("name", ["horus", "gpumemnet", "gpumemnet+transformer"])
+def test_a_summary_of_100000_layers_is_read(name: str) -> None:
+    rows = [f"{f'Linear-{place}':>20} {'[-1, 100]':>25} {'10,100':>15}" for place in range(100_000)]
+    text = "\n".join([*rows, f"Total params: {100_000 * 10_100:,}"])
+    assert find(name).estimate(JobRequest(Summary("x.txt", text, 4)), gpu("H200")).figure > 0
+
+
+def test_modules_printed_without_parameters_say_what_to_print() -> None:
+    text = "Net(\n  (norm): LayerNorm((8,), eps=1e-05)\n  (head): Linear(in_features=8, out_features=9)\n)\n"
+    with pytest.raises(InvalidValue, match=r"print\(model\) shows has none: print it with torchinfo, .* depth=99"):
+        read_summary(text)
+
+
+def test_half_a_summary_is_read_with_a_note_or_refused() -> None:
+    for text in (TORCHSUMMARY, TORCHINFO, PRINTED):
+        for end in range(0, len(text), 7):
+            try:
+                summary = read_summary(text[:end], 5)
+            except InvalidValue as error:
+                assert "\n" not in str(error)
+            else:
+                assert "Total" in text[:end] or any("cut off" in note for note in summary.notes)
+
+
+@pytest.mark.parametrize(
+    "text", ["Schicht (Typ)  Ausgabe\nFaltung-1  32  320\n", "层 (类型) 输出\n卷积-1 [１, ２] ３\n"]
+)
+def test_a_summary_in_another_language_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValue, match="no layers found"):
+        read_summary(text)
 
 
 def test_the_authors_summaries_are_read(reference: Callable[[str], Path]) -> None:
+    tested_on = [file for file in reference("reference/gpumemnet").iterdir() if file.suffix in (".model", ".txt")]
+    assert len(tested_on) == 37 and all(read_summary(file.read_text(), 512).layers for file in tested_on)
     files = sorted(reference("reference/carma").glob("*.model"))
     summaries = {file.stem: read_summary(file.read_text(), 512) for file in files}
     assert len(summaries) == 35

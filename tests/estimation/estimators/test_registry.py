@@ -61,3 +61,15 @@ def test_an_answer_leaves_out_what_it_does_not_know(kind: str) -> None:
 def test_an_answer_larger_than_the_gpu_does_not_fit() -> None:
     e = answer("sample", gpu("T4"), "process", {"parameters": 1 << 40}, seconds=0.5, notes=[])
     assert not e.fits and e.headroom < 0 and e.verdict.startswith("DOES NOT FIT")
+
+
+def test_an_estimator_of_activity_knows_no_memory() -> None:
+    pytest.importorskip("ullage_lab")
+    e = find("gpuutilnet").estimate(SMALL, gpu("H200"))
+    assert (e.fits, e.headroom, e.process_memory, list(e.activity)) == (None, None, None, ["smact", "smocc", "drama"])
+    for known in e.activity.values():
+        assert 0 <= known["least"] < known["most"] <= 1 and 1 / 3 <= known["probability"] <= 1
+    assert Estimate.from_dict(json.loads(e.to_json())) == e
+    assert str(e).startswith("mlp:x\n? the memory on H200 is unknown") and "None" not in str(e)
+    with pytest.raises(InvalidValue, match="gpuutilnet does not know process_memory"):
+        e.figure  # noqa: B018

@@ -75,7 +75,7 @@ def estimator_list(text: str) -> list[str]:
 
     refuse_if_unserved()
     if text.strip().casefold() == ALL:
-        return estimators()
+        return [name for name in estimators() if name != "gpuutilnet"]  # it knows no memory
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise InvalidValue(f"estimators must be 'all' or names separated by commas, got {text!r}")

@@ -7,6 +7,7 @@ how large the networks are: they are GPUMemNet's ensembles of perceptrons.
 
 import functools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ullage.estimation.estimators.gpumemnet.features import ModelSummary, names_of
+from ullage.errors import InvalidValue
+from ullage.estimation.estimators.answer import answer, read_options
+from ullage.estimation.estimators.gpumemnet.estimator import NEEDS, read_request, supports
+from ullage.estimation.estimators.gpumemnet.features import family_of, names_of
 from ullage.estimation.estimators.gpumemnet.networks import DEPTHS, Perceptrons, jobs_of
+from ullage.estimation.estimators.printed_summary import ModelSummary
+from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import plain_products, read_weights
+from ullage.estimation.result import Estimate
+from ullage.hardware import GPU
+from ullage.jobs.job import JobRequest
 from ullage_lab.estimators.weights import write_weights
 
 SHIPPED = Path(__file__).parent / "data" / "gpuutilnet.safetensors"
@@ -85,3 +94,34 @@ def load(path: Path = SHIPPED) -> GPUUtilNet:
             network.load_state_dict(own)
             networks[family, metric], cards[family, metric] = network.eval(), card
         return GPUUtilNet(networks, cards, metadata["gpu"])
+
+
+@estimator(
+    "gpuutilnet",
+    title="GPUUtilNet as published: classes of SMACT, SMOCC and DRAMA; no memory",
+    source="Yousefzadeh-Asl-Miandoab et al., GPUUtilNet, arXiv 2602.17817, 2026, Table 7; trained here",
+    needs=NEEDS,
+    supports=supports,
+)
+def run(request: JobRequest, gpu: GPU) -> Estimate:
+    """Predict the classes of a model by name, or of the text of a summary."""
+    begin, options = time.perf_counter(), read_options("gpuutilnet", request.options, {"weights": ""})
+    model = load(Path(options["weights"] or SHIPPED))
+    summary = read_request(request)
+    family, activity = family_of(summary), {}
+    known_metrics = [metric for metric in METRICS if (family, metric) in model.networks]
+    if not known_metrics:
+        raise InvalidValue(f"gpuutilnet.weights must have networks of the family {family}, got {options['weights']!r}")
+    for metric in known_metrics:
+        odds = model.probabilities([summary], family, metric)[0]
+        best, edges = int(odds.argmax()), (0.0, *BINS[family, metric], 1.0)
+        known = {"class": CLASSES[best], "least": edges[best], "most": edges[best + 1]}
+        activity[metric] = known | {"probability": float(odds[best])}
+    rows = model.cards[family, known_metrics[0]]["rows"]
+    notes = [
+        f"networks trained on {rows} generated jobs of the family {family}, measured on an {model.gpu}; the classes "
+        "are those of a job that has such a GPU to itself",
+        *summary.notes,
+    ]
+    seconds = time.perf_counter() - begin
+    return answer("gpuutilnet", gpu, "process", {}, seconds=seconds, notes=notes, activity=activity)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from ullage.errors import InvalidValue
-from ullage.estimation.estimators.gpumemnet.features import ModelSummary, spelled
 from ullage.estimation.estimators.gpumemnet.networks import SummaryBatch, build, jobs_of
+from ullage.estimation.estimators.printed_summary import ModelSummary, SummaryLayer
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.units import GIB
 from ullage_lab.train.fitting import SCHEDULES, Notify, Schedule, classes_of, fit
@@ -32,15 +32,14 @@ def summary_of_row(row: Mapping[str, Any]) -> ModelSummary:
     Rows include attention that is a function, without parameters; a summary does not print it.
     """
     layers = [
-        (spelled(str(layer["type"])), int(layer["activations"]), int(layer["parameters"]))
+        SummaryLayer(str(layer["type"]), int(layer["activations"]), int(layer["parameters"]))
         for layer in row.get("layers") or ()
     ]
-    function = row.get("activation_function")
     return ModelSummary(
-        batch_size=int(row["batch_size"]),
+        layers=tuple(layer for layer in layers if layer.kind != "attention" or layer.parameters),
         parameters=int(row["parameters"]),
-        activation_function=str(function) if function else None,
-        layers=tuple(layer for layer in layers if layer[0] != "attention" or layer[2]),
+        batch_size=int(row["batch_size"]),
+        activation_function=str(row.get("activation_function") or "") or None,
     )
 
 

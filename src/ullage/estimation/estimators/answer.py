@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.estimators.printed_summary import LayerSummary, read_summary
+from ullage.estimation.estimators.printed_summary import ModelSummary, read_summary
 from ullage.estimation.result import Estimate
 from ullage.estimation.words import BREAKDOWN_WORDS
 from ullage.hardware import GPU
@@ -23,30 +23,32 @@ def answer(
     notes: Sequence[str],
     known: Mapping[str, int | None] | None = None,
     source: str | None = None,
+    activity: Mapping[str, dict[str, Any]] | None = None,
 ) -> Estimate:
     """Return an estimate whose figure is the sum of `parts` (by the names of the breakdown).
 
     `kind` is the kind of the figure: allocated, reserved or process memory. `known` has further known figures, such as
-    `peak_reserved`. Everything else is unknown; `notes` explain the figure.
+    `peak_reserved`. Everything else is unknown; `notes` explain the figure. An estimator of `activity` has no parts.
     """
     unknown = set(parts) - set(BREAKDOWN_WORDS)
     if unknown or kind not in _FIELDS:
         raise InvalidValue(f"no such part or kind of memory: {', '.join(sorted(unknown)) or kind}")
-    figure = sum(parts.values())
+    figure = sum(parts.values()) if parts or not activity else None
     figures: dict[str, Any] = dict.fromkeys(("peak_allocated", "peak_reserved", "process_memory", "upper"))
     figures |= dict(known or {}) | {_FIELDS[kind]: figure}
     return Estimate(
         gpu=gpu.name,
         gpu_memory=gpu.usable,
         breakdown={part: parts[part] for part in BREAKDOWN_WORDS if part in parts},
-        fits=figure <= gpu.usable,
-        headroom=gpu.usable - figure,
+        fits=None if figure is None else figure <= gpu.usable,
+        headroom=None if figure is None else gpu.usable - figure,
         steps=0,
         seconds=seconds,
         source=source,
         notes=list(notes),
         estimator=name,
         figure_kind=kind,
+        activity=dict(activity or {}),
         **figures,
     )
 
@@ -83,10 +85,10 @@ def supports_names(request: JobRequest) -> str | None:
     return None
 
 
-def summary_with_batch(given: Summary) -> tuple[LayerSummary, int]:
-    """Return what a text says, and the batch size: the one that was given, or else that of the text."""
+def summary_with_batch(given: Summary) -> ModelSummary:
+    """Return the summary of a text, with the batch size that was given, or else that of the text."""
     summary = read_summary(given.text, given.sequence_length)
-    batch = given.batch_size or summary.batch
+    batch = given.batch_size or summary.batch_size
     if batch is None:
         raise InvalidValue("the summary must have a batch size, or give it with --batch-size")
-    return summary, batch
+    return summary._replace(batch_size=batch)

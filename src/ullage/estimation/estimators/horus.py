@@ -9,7 +9,7 @@ import re
 import time
 
 from ullage.estimation.estimators.answer import answer, read_options, summary_with_batch
-from ullage.estimation.estimators.printed_summary import LayerSummary
+from ullage.estimation.estimators.printed_summary import ModelSummary
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.summary import summarize
 from ullage.estimation.result import Estimate
@@ -37,7 +37,7 @@ def formula(batch: int, activations: int, parameters: int, overhead: int = 0) ->
     }
 
 
-def activations(summary: LayerSummary) -> int:
+def activations(summary: ModelSummary) -> int:
     """Return the output values of the counted layers for one sample."""
     return sum(layer.outputs for layer in summary.layers if _COUNTED.fullmatch(layer.kind))
 
@@ -60,11 +60,11 @@ def run(request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
     options = read_options("horus", request.options, {"overhead_mib": OVERHEAD_MIB})
     if request.summary is not None:
-        summary, batch = summary_with_batch(request.summary)
+        summary = summary_with_batch(request.summary)
     else:
         assert request.model is not None
-        summary, batch = summarize(request.model, gpu), request.model.batch_size
-    parts = formula(batch, activations(summary), summary.parameters, options["overhead_mib"] << 20)
+        summary = summarize(request.model, gpu)
+    parts = formula(summary.batch_size or 1, activations(summary), summary.parameters, options["overhead_mib"] << 20)
     notes = [
         "the figure is Horus's memory of the process; it knows nothing of optimizer, precision, allocator or kernels",
         f"overhead d = {options['overhead_mib']} MiB, as its evaluators take it; change it: --set horus.overhead_mib=0",

@@ -19,6 +19,7 @@ _WIDTH = re.compile(r"out_features=(\d+)|^\(?\d+, (\d+)|^\((\d+),\)")  # Linear,
 _TOTAL = re.compile(r"^\s*Total params:\s*([\d,]+)", re.MULTILINE)
 LAYERS = {name: value for name, value in vars(nn).items() if isinstance(value, type)}
 _NAMES = {name.casefold(): name for name in LAYERS}
+FUNCTION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
 
 
 class SummaryLayer(NamedTuple):
@@ -29,21 +30,28 @@ class SummaryLayer(NamedTuple):
     parameters: int
 
 
-class LayerSummary(NamedTuple):
-    """The layers of a model, the number of all parameters, the batch size if the text has it, and what it lacks."""
+class ModelSummary(NamedTuple):
+    """The layers of a model in the order of the forward pass, the number of all parameters, the batch size if it is
+    known, what the summary lacks, and the activation function if no layer shows it."""
 
     layers: tuple[SummaryLayer, ...]
     parameters: int
-    batch: int | None = None
+    batch_size: int | None = None
     notes: tuple[str, ...] = ()
+    activation_function: str | None = None
 
 
-def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
+def read_summary(text: str, sequence_length: int | None = None) -> ModelSummary:
     """Read a text. Printed modules have no output shapes; a language model's follow from the length of a sequence."""
     lines = text.splitlines()
     table = [row for row in map(_TORCHSUMMARY.match, lines) if row]
     tabled = [(row[1], _first_shape(row[2]), _whole(row[3])) for row in table] or _torchinfo_rows(lines)
     rows = tabled or _printed_rows(lines, sequence_length)
+    if not rows and any(row[2] in LAYERS for row in map(_PRINTED.match, lines) if row):
+        raise InvalidValue(
+            "a summary must have the parameters of each layer, and what print(model) shows has none: print it with "
+            "torchinfo, as in summary(model, input_size=(1, 3, 224, 224), depth=99)"
+        )
     if not rows:
         raise InvalidValue(
             "a summary must be the text that torchsummary or torchinfo print, with the columns layer, output shape "
@@ -67,8 +75,12 @@ def read_summary(text: str, sequence_length: int | None = None) -> LayerSummary:
         parameters = whole
     if closed := sorted({kind for kind, (_, _, own) in zip(kinds, rows, strict=True) if own and kind not in LAYERS}):
         notes.append(f"the text does not show what is inside {', '.join(closed)}: print it with torchinfo, depth=99")
-    layers = map(SummaryLayer, kinds, outputs, [own for _, _, own in rows])
-    return LayerSummary(tuple(layers), parameters, batches.pop() if len(batches) == 1 else None, tuple(notes))
+    layers = [  # without modules that only hold others
+        SummaryLayer(kind, output, own)
+        for kind, output, (_, _, own) in zip(kinds, outputs, rows, strict=True)
+        if own or kind in LAYERS or FUNCTION.fullmatch(kind)
+    ]
+    return ModelSummary(tuple(layers), parameters, batches.pop() if len(batches) == 1 else None, tuple(notes))
 
 
 def _torchinfo_rows(lines: list[str]) -> list[tuple[str, list[int], int]]:

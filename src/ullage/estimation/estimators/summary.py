@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.estimation.estimators.printed_summary import LayerSummary, SummaryLayer
+from ullage.estimation.estimators.printed_summary import ModelSummary, SummaryLayer
 from ullage.hardware import GPU
 from ullage.jobs.model import Model
 from ullage.jobs.sources.build import prepare
@@ -15,7 +15,7 @@ from ullage.sandbox.protocol import error_text
 from ullage.virtual import VirtualGPU
 
 
-def summarize(configuration: Model, gpu: GPU) -> LayerSummary:
+def summarize(configuration: Model, gpu: GPU) -> ModelSummary:
     """Summarize a model: every layer without layers inside, in the order of the forward pass in training mode."""
     layers: list[SummaryLayer] = []
 
@@ -37,7 +37,7 @@ def summarize(configuration: Model, gpu: GPU) -> LayerSummary:
     except Exception as error:
         raise InvalidValue(f"{configuration.name} does not run: {error_text(error)}") from error
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return LayerSummary(tuple(layers), parameters, configuration.batch_size)
+    return ModelSummary(tuple(layers), parameters, configuration.batch_size)
 
 
 def moved(batch: Any) -> Any:

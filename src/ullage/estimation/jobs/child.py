@@ -10,12 +10,13 @@ from typing import Any
 
 from ullage.errors import InvalidValue, ScriptFailed, UllageError
 from ullage.estimation.advice import Budget, OutOfTime, suggestions
-from ullage.estimation.asking import answer_request
+from ullage.estimation.asking import answer_over_gpus, answer_request
+from ullage.estimation.estimators.registry import find
 from ullage.estimation.jobs.command import ScriptCommand, python_of
 from ullage.estimation.result import Estimate
 from ullage.hardware import GPU
 from ullage.hardware import gpu as find_gpu
-from ullage.jobs.job import JobRequest, request_of
+from ullage.jobs.job import JobRequest, Summary, request_of
 from ullage.jobs.kinds import SUMMARY, kind_of
 from ullage.sandbox.conda import in_conda
 from ullage.sandbox.environment import is_guest
@@ -27,9 +28,10 @@ _FOR_ALL = 0.85  # share of the time limit for the estimate and all advice, so t
 def estimate_here(request: dict[str, Any]) -> dict[str, Any]:
     """Return the bound over all GPU models of the request, from the first question with an estimate.
 
-    `utilization` describes a step, by GPU; `estimates` has the complete estimate for each GPU, in the order of the
-    request. There is `advice` on request. If there is no estimate, the answer has the reason (`failed`) and whether the
-    script itself failed (`own`). `python` is the job's Python if it is not Ullage's own.
+    `utilization` describes a step, by GPU, and `activity` its classes, without it. `estimates` has the complete
+    estimate for each GPU, in the order of the request. There is `advice` on request. If there is no estimate, the
+    answer has the reason (`failed`) and whether the script or the summary is at fault (`own`). `python` is the job's
+    Python if it is not Ullage's own.
     """
     ran_in: dict[str, Any] = {}
     return _first_answer(request, ran_in) | ran_in
@@ -43,7 +45,8 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
     except LookupError as error:
         missing = str(error)
     for question in request["questions"]:
-        if missing is not None and kind_of(question["source"], question["module"]) != SUMMARY:
+        is_summary = kind_of(question["source"], question["module"]) == SUMMARY
+        if missing is not None and not is_summary:
             continue
         try:
             return _answer(question, request, ran_in)
@@ -51,6 +54,8 @@ def _first_answer(request: dict[str, Any], ran_in: dict[str, Any]) -> dict[str, 
             name = question["source"]
             refused.append(str(error).splitlines()[0].replace(question.get("path", name), name))
             own = own or isinstance(error, ScriptFailed) and error.own and question["program"] is not None
+            if is_summary and find(request["estimator"]).supports(JobRequest(Summary("", ""))) is None:
+                return {"failed": refused[-1], "own": True}  # no other question is for this estimator
         except LookupError as error:  # no such conda environment
             refused.append(str(error))
     refused += [] if missing is None else [missing]
@@ -72,16 +77,16 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         options = {**limits, **options, **_python(question, ran_in)}
     elif os.path.exists(source):  # a model's file, not its name
         source = os.path.abspath(source)
-    from ullage.estimation.over_gpus import estimate_over_gpus
-
     began, cards = time.monotonic(), [find_gpu(name) for name in request["gpus"]]
     job_request = request_of(source, options, request["estimator"])
-    estimates = estimate_over_gpus(lambda card: answer_request(job_request, card), cards)
+    estimates = answer_over_gpus(job_request, cards)
     answers = dict(zip(request["gpus"], estimates, strict=True))
     gpu, worst = max(answers.items(), key=lambda each: each[1].bound)
     upper = min(worst.bound, worst.gpu_memory) if worst.fits else worst.bound
     known = {name: answer.utilization.to_dict() for name, answer in answers.items() if answer.utilization is not None}
-    ranks = options.get("world_size")
+    ranks, by, activity = options.get("world_size"), request["activity"], {}
+    if by and not known and find(by).supports(job_request) is None:
+        activity = answer_request(replace(job_request, estimator=by, options={}), cards[0]).activity
     advice = None
     if request["advice"] and request["estimator"] == OWN:
         left = _FOR_ALL * request["timeout"] - (time.monotonic() - began)
@@ -92,6 +97,7 @@ def _answer(question: dict[str, Any], request: dict[str, Any], ran_in: dict[str,
         "fits": worst.fits,
         "gpu": gpu,
         "utilization": known,
+        "activity": activity,
         "breakdown": worst.breakdown,
         "world_size": ranks,
         "rank": worst.rank,

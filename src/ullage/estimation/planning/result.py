@@ -39,12 +39,12 @@ class PlanRow:
     @property
     def fits(self) -> bool:
         """Whether it fits by the estimate."""
-        return self.estimate is not None and self.estimate.fits
+        return self.estimate is not None and bool(self.estimate.fits)
 
     @property
     def is_sure(self) -> bool:
         """Whether it also fits by the upper bound."""
-        return self.estimate is not None and self.estimate.fits and not self.estimate.tight
+        return self.estimate is not None and self.fits and not self.estimate.tight
 
     @property
     def way(self) -> str:

@@ -392,9 +392,9 @@ def make_daemon(
     """Make the daemon of a home. Problems with the settings or the machine raise one clear error."""
     from ullage.estimation.estimators.registry import estimators, find
 
-    name = settings.estimating.estimator
-    if name not in (NOBODY, *estimators()):  # known ones are not loaded here, since that would import PyTorch
-        find(name)
+    for name in (settings.estimating.estimator, settings.estimating.activity or NOBODY):
+        if name not in (NOBODY, *estimators()):  # known ones are not loaded here, since that would import PyTorch
+            find(name)
     cards = None if settings.virtual is None else folder / "cards" / CARDS
     source = find_source(settings, cards)
     monitor = Monitor(source, settings.monitoring.interval, settings.monitoring.window)

@@ -56,7 +56,8 @@ class EstimateQuestion:
 def questions_of(spec: JobSpec) -> list[EstimateQuestion]:
     questions = []
     if spec.model is not None:
-        options = {**spec.estimate} | ({"batch_size": spec.batch_size} if spec.batch_size else {})
+        sizes = {name: getattr(spec, name) for name in ("batch_size", "sequence_length")}
+        options = spec.estimate | {name: size for name, size in sizes.items() if size}
         questions.append(EstimateQuestion(spec.model, options=options))
     script = script_of(spec.command)
     if script is not None:
@@ -124,6 +125,7 @@ class EstimateAnswer:
     seconds: float = 0.0
     own_failure: bool = False
     utilization: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)  # by GPU
+    smact: float | None = None  # the middle of its class, without `utilization`
     reads: Reads | None = None
     breakdown: dict[str, int] = field(default_factory=dict, repr=False)  # of the estimate for the GPU of the note
     cached: bool = False  # from an earlier run
@@ -459,6 +461,7 @@ class Estimates:
             "cwd": wanted.cwd,
             "conda": wanted.conda,
             "network": rules.network,
+            "activity": rules.activity,
         }
         limits = Limits(
             seconds=rules.timeout,
@@ -547,18 +550,34 @@ def _read(outcome: Outcome, wanted: EstimateRequest, seconds: float) -> Estimate
     ranks, number = answer.get("world_size"), answer.get("rank")
     known = type(ranks) is int and type(number) is int and 0 <= number < ranks <= _MOST_RANKS and ranks > 1
     rank = f", as rank {number} of {ranks}" if known else ""
-    note = f"estimated by {wanted.estimator} for {gpu}{rank}{fits}"
+    smact = _read_smact(answer.get("activity"))
+    busy = "" if smact is None else f", SMACT about {smact:.0%} by its class"
+    note = f"estimated by {wanted.estimator} for {gpu}{rank}{fits}{busy}"
     return EstimateAnswer(
         upper,
         note,
         seconds,
         utilization=read_utilization(answer.get("utilization"), wanted.gpus),
+        smact=smact,
         reads=reads,
         breakdown=_read_breakdown(answer.get("breakdown")),
         estimates=estimates,
         advice=advice if _is_advice(advice) else None,
         by_rank=_read_by_rank(answer.get("by_rank"), upper, ranks) if known else (),
     )
+
+
+def _read_smact(activity: Any) -> float | None:
+    """Return the middle of the class of SMACT; `None` if it is not valid.
+
+    >>> _read_smact({"smact": {"least": 0.25, "most": 0.75}}), _read_smact({"smact": {"least": 9}}), _read_smact(None)
+    (0.5, None, None)
+    """
+    known = activity.get("smact") if isinstance(activity, dict) else None
+    edges: list[Any] = [known.get("least"), known.get("most")] if isinstance(known, dict) else []
+    if not edges or not all(type(edge) in (int, float) and 0 <= edge <= 1 for edge in edges):
+        return None
+    return float(sum(edges)) / 2
 
 
 def _read_by_rank(by_rank: Any, upper: int, ranks: Any) -> tuple[int, ...]:

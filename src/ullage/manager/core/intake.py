@@ -17,12 +17,13 @@ from ullage.errors import DiskFull, InvalidValue
 from ullage.estimation.estimators.registry import check_name
 from ullage.estimation.jobs.command import script_of
 from ullage.jobs.job_files import JobSpec
+from ullage.jobs.kinds import is_summary
 from ullage.manager.core.context import ManagerContext
 from ullage.manager.core.dependencies import Dependencies
 from ullage.manager.core.estimates import EstimateAnswer, EstimateRequest, Estimates, key_of, questions_of, reason_of
 from ullage.manager.core.limits import UserLimits, share_of
 from ullage.manager.core.notifications import check_notifications
-from ullage.manager.core.works import OF_A_RUN
+from ullage.manager.core.works import BY_CLASS, OF_A_RUN
 from ullage.manager.fault_injection import crash_point
 from ullage.manager.identity import Caller, rights
 from ullage.manager.placement import by_slot
@@ -31,7 +32,7 @@ from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, JobRecord, Need, State, new_job
 from ullage.units import format_bytes
 
-NOBODY = "none"
+NOBODY, OWN = "none", "ullage"
 Commit = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function in its own transaction (`GroupCommit.do`)."""
 _MOST_ASKED = 50  # open estimate requests per user
@@ -168,10 +169,13 @@ class Intake:
             known = InitialPromise(
                 None, f"not estimated: {'its submitter' if spec.estimator else 'this site'} wants none"
             )
+        elif spec.estimator is None and estimator in spec.recorded:
+            return InitialPromise(spec.recorded[estimator], f"recorded by {estimator} in its job file")
         elif not questions_of(spec):
             known = InitialPromise(None, "not estimated: no Python script or model in it (--memory tells how much)")
         else:
-            known = InitialPromise(None, None, key_of(spec, uid, estimator, self._gpus()))
+            how = " ".join(filter(None, (estimator, self._context.settings.estimating.activity)))
+            known = InitialPromise(None, None, key_of(spec, uid, how, self._gpus()))
         earlier = self._context.works.earlier_runs(uid, spec.model_dump(include=OF_A_RUN))
         if earlier is None or earlier.promise > self._context.largest:  # with the margin, it needs more than a GPU has
             return known
@@ -263,9 +267,14 @@ class Intake:
         """Return why a job must not start yet if its estimate comes first."""
         if job.estimate_key is None:
             return None
-        if self._context.settings.estimating.wait:
+        if self._context.settings.estimating.wait or self.reads_summary(job):
             return "starts after its estimate"
         return "has just come" if self.estimates.is_compared(job.id) else None
+
+    def reads_summary(self, job: JobRecord) -> bool:
+        """Whether a job is estimated by the summary of its model, which takes no time, and not by its script."""
+        estimator = job.option("estimator") or self._context.settings.estimating.estimator
+        return estimator != OWN and is_summary(job.option("model") or "")
 
     def _proceed(self) -> None:
         """Start estimates. Those of jobs that hold a GPU alone because their need is unknown, or of the array jobs that
@@ -369,8 +378,9 @@ class Intake:
                 values["promises"] = answer.by_rank
         if answer.breakdown:
             values["breakdown"] = json.dumps(answer.breakdown)
-        if answer.utilization:
-            values["work"] = self._context.works.keep(job.uid, what_runs(job), answer.utilization)
+        by_class = {} if answer.smact is None else {BY_CLASS: {"smact": answer.smact}}
+        if predicted := answer.utilization or by_class:
+            values["work"] = self._context.works.keep(job.uid, what_runs(job), predicted)
         holds = answer.own_failure and self._holds(job)
         if holds:
             values["detail"] = reason_of(answer)
@@ -407,9 +417,10 @@ class Intake:
         crash_point("revise-before-commit")
 
     def _holds(self, job: JobRecord) -> bool:
-        """Whether to hold a job whose script fails during the estimate. Running jobs, and scripts that may have lacked
-        a second GPU or the output of other jobs, are not held."""
-        may_be_right = job.spec["gpus"] != 1 or bool(self._store.dependencies.get(job.id)) or job.state.is_live
+        """Whether to hold a job whose script fails during the estimate, or whose summary is refused. Running jobs, and
+        scripts that may have lacked a second GPU or the output of other jobs, are not held."""
+        lacked = job.spec["gpus"] != 1 and not self.reads_summary(job)
+        may_be_right = lacked or bool(self._store.dependencies.get(job.id)) or job.state.is_live
         return self._context.settings.estimating.failed == "hold" and not may_be_right
 
 
@@ -484,6 +495,7 @@ def agreed(answers: Mapping[int, EstimateAnswer]) -> EstimateAnswer | None:
         note,
         own_failure=largest.own_failure,
         utilization=largest.utilization,
+        smact=largest.smact,
         breakdown=largest.breakdown,
         by_rank=largest.by_rank,
     )

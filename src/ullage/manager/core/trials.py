@@ -59,7 +59,7 @@ class DryRuns:
                 return f"would be cancelled: {failed}"
         if job.state is State.HELD:
             return "it is held until 'ullage edit --release'"
-        if job.estimate_key is not None and self._context.settings.estimating.wait:
+        if job.estimate_key and (self._context.settings.estimating.wait or self._intake.reads_summary(job)):
             return _TO_ESTIMATE
         if waits:
             return waits_for(waits, self._context.store.name_of)

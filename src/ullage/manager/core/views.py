@@ -26,6 +26,7 @@ _OF_REQUEST = [
     "host_memory",
     "model",
     "batch_size",
+    "sequence_length",
     "time_limit",
     "resumable",
     "mps_threads",

@@ -26,6 +26,7 @@ _MOST_KNOWN = 100_000  # predictions in memory
 _MARGIN, _LEAST_MARGIN = 0.1, 512 << 20  # added to earlier runs (share, bytes): memory is only sampled
 
 
+BY_CLASS = "class"  # in place of a GPU, where only the class of the SM activity is known
 OF_A_RUN = {"command", "cwd", "venv", "conda", "env", "gpus"}
 """The fields of `JobSpec` that decide how much a run needs."""
 
@@ -130,8 +131,10 @@ class WorkloadProfiles:
         return {gpu: each for gpu, each in by_gpu.items() if each is not None}
 
     def busy(self, work: str | None) -> float | None:
-        """Return the highest SM activity of a workload on any GPU model."""
-        return max((each.smact for each in self.known(work).values()), default=None)
+        """Return the highest SM activity of a workload on any GPU model, or the middle of its class."""
+        record = None if work is None else self._store.work(work)
+        by_class = record.predicted.get(BY_CLASS, {}).get("smact") if record else None
+        return max((each.smact for each in self.known(work).values()), default=by_class)
 
     def shown(self, work: str | None, gpus: Iterable[str]) -> dict[str, Any] | None:
         """Return a workload's figures on the first of these GPUs with a prediction, ready for JSON."""

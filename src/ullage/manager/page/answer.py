@@ -171,7 +171,7 @@ def _show_advice(advice: dict[str, Any]) -> None:
 
 
 def _show_gpus(estimates: Sequence[Estimate]) -> None:
-    fits = sum(each.fits for each in estimates)
+    fits = sum(bool(each.fits) for each in estimates)
     rows = []
     for each in sorted(estimates, key=lambda one: (not one.fits, one.gpu_memory, one.gpu)):
         sizes = [format_bytes(size) for size in (each.needed, each.gpu_memory, each.bound)]

@@ -11,8 +11,9 @@ from typing import Any
 
 from ullage.errors import InvalidValue
 from ullage.estimation.estimators.answer import answer, read_options, summary_with_batch, supports_training_by_name
-from ullage.estimation.estimators.gpumemnet.features import ModelSummary, family_of, summary_of, summary_of_text
+from ullage.estimation.estimators.gpumemnet.features import family_of, summary_of
 from ullage.estimation.estimators.gpumemnet.networks import WIDTHS, jobs_of, shipped, trained
+from ullage.estimation.estimators.printed_summary import ModelSummary
 from ullage.estimation.estimators.registry import estimator
 from ullage.estimation.estimators.weights import ModelCard, probabilities
 from ullage.estimation.result import Estimate
@@ -24,6 +25,9 @@ SOURCE = (
     "Yousefzadeh-Asl-Miandoab et al., GPUMemNet, arXiv 2602.17817, 2026; trained here "
     "(src/ullage/estimation/estimators/data/gpumemnet.md)"
 )
+
+
+NEEDS = "the model by name, or a model summary and the batch size; no GPU"
 
 
 def classify(summary: ModelSummary, kind: str, options: dict[str, Any]) -> tuple[list[float], ModelCard]:
@@ -48,15 +52,22 @@ def _width(given: str, family: str, kind: str) -> int:
     return width
 
 
+def supports(request: JobRequest) -> str | None:
+    return None if request.summary is not None else supports_training_by_name(request)
+
+
+def read_request(request: JobRequest) -> ModelSummary:
+    """Return the summary of a job that it supports."""
+    if request.summary is not None:
+        return summary_with_batch(request.summary)
+    assert request.model is not None
+    return summary_of(request.model)
+
+
 def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
     begin = time.perf_counter()
     options = read_options("gpumemnet", request.options, {"bin": "", "weights": ""})
-    if request.summary is not None:
-        layers, batch_size = summary_with_batch(request.summary)
-        summary, unknown = summary_of_text(layers, batch_size), layers.notes
-    else:
-        assert request.model is not None
-        summary, unknown = summary_of(request.model), ()
+    summary = read_request(request)
     odds, card = classify(summary, kind, options)
     best = max(range(len(odds)), key=odds.__getitem__)
     return answer(
@@ -65,7 +76,7 @@ def _estimate(name: str, kind: str, request: JobRequest, gpu: GPU) -> Estimate:
         "process",
         {"activations": (best + 1) * card.bin},
         seconds=time.perf_counter() - begin,
-        notes=[*_notes(odds, best, card, gpu), *unknown],
+        notes=[*_notes(odds, best, card, gpu), *summary.notes],
     )
 
 
@@ -90,12 +101,7 @@ def _notes(odds: list[float], best: int, card: ModelCard, gpu: GPU) -> list[str]
 
 
 def _register(name: str, kind: str, title: str) -> None:
-    needs = "the model by name, or a model summary and the batch size; no GPU"
-
-    def supports(request: JobRequest) -> str | None:
-        return None if request.summary is not None else supports_training_by_name(request)
-
-    @estimator(name, title=title, source=SOURCE, needs=needs, supports=supports)
+    @estimator(name, title=title, source=SOURCE, needs=NEEDS, supports=supports)
     def run(request: JobRequest, gpu: GPU) -> Estimate:
         return _estimate(name, kind, request, gpu)
 

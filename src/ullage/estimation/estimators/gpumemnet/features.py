@@ -9,11 +9,9 @@ Neither the optimizer nor the precision is among them, and nothing is known of a
 """
 
 import dataclasses
+import functools
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ullage.errors import InvalidValue, UllageError
-from ullage.estimation.estimators.printed_summary import LAYERS, LayerSummary
+from ullage.estimation.estimators.printed_summary import FUNCTION, LAYERS, ModelSummary, SummaryLayer
 from ullage.jobs.model import Model
 from ullage.sandbox.protocol import error_text
 
@@ -65,6 +63,7 @@ _SPELLINGS = {
     "batch_normalization": "batch_norm",
     "batchnorm1d": "batch_norm",
     "batchnorm2d": "batch_norm",
+    "batchnormact2d": "batch_norm",
     "layernorm": "layer_norm",
     "leaky_relu": "leakyrelu",
     "geluactivation": "gelu",
@@ -72,38 +71,20 @@ _SPELLINGS = {
     "siluactivation": "silu",
     "none": "identity",
 }
-_FUNCTION = re.compile(r".*(ReLU|ELU|GELU|SiLU|Swish|Mish|Tanh|Sigmoid|Softplus|Hardswish).*")
 
 
-@dataclass(frozen=True)
-class ModelSummary:
-    """A training run as GPUMemNet reads it: a model summary and the batch size.
-
-    `layers` are tuples of type, activations of one sample, and parameters, in the order of the forward pass.
-    """
-
-    batch_size: int
-    parameters: int
-    activation_function: str | None
-    layers: tuple[tuple[str, int, int], ...]
-
-    @property
-    def activations(self) -> int:
-        """The output values of all layers for one sample."""
-        return sum(outputs for _, outputs, _ in self.layers)
-
-    def count(self, kind: str) -> int:
-        """Return the number of layers of a type; the depth counts layers with weights, without norms."""
-        kinds = Counter(kind for kind, _, _ in self.layers)
-        return sum(kinds[one] for one in _WEIGHTED) if kind == "depth" else kinds[kind]
+def count(summary: ModelSummary, kind: str) -> int:
+    """Return the number of layers of a type; the depth counts layers with weights, without norms."""
+    kinds = Counter(type_of(layer.kind) for layer in summary.layers)
+    return sum(kinds[one] for one in _WEIGHTED) if kind == "depth" else kinds[kind]
 
 
 def totals_of(summary: ModelSummary, family: str) -> list[float]:
     """Return the features of a run, in the order of `names_of`."""
-    activations = summary.activations
-    totals = [summary.batch_size, summary.parameters, activations, activations * summary.batch_size]
-    totals += [summary.count(kind) for kind in COUNTED[family]]
-    return [*map(float, totals), *_encoded(summary.activation_function, FUNCTIONS[family])]
+    batch_size, activations = summary.batch_size or 1, sum(layer.outputs for layer in summary.layers)
+    totals = [batch_size, summary.parameters, activations, activations * batch_size]
+    totals += [count(summary, kind) for kind in COUNTED[family]]
+    return [*map(float, totals), *_encoded(_function(summary), FUNCTIONS[family])]
 
 
 def names_of(family: str) -> list[str]:
@@ -127,7 +108,7 @@ def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
     codes = TYPES[family]
     tuples = [
         [*codes.get(kind, codes.get("other", ())), outputs, own]
-        for kind, outputs, own in summary.layers
+        for kind, outputs, own in ((type_of(layer.kind), *layer[1:]) for layer in summary.layers)
         if kind in codes or "other" in codes
     ]
     return tuples[: LONGEST[family]]
@@ -135,8 +116,8 @@ def tuples_of(summary: ModelSummary, family: str) -> list[list[float]]:
 
 def family_of(summary: ModelSummary) -> str:
     """Return the family whose networks read a model, by its most frequent layers."""
-    norms = summary.count("layer_norm") + summary.count("embedding")
-    if summary.count("conv2d") > norms:
+    norms = count(summary, "layer_norm") + count(summary, "embedding")
+    if count(summary, "conv2d") > norms:
         return "cnn"
     return "transformer" if norms else "mlp"
 
@@ -147,20 +128,10 @@ def spelled(name: str) -> str:
     return _SPELLINGS.get(plain, plain)
 
 
-def summary_of_text(text: LayerSummary, batch_size: int) -> ModelSummary:
-    """Return what a printed summary says of a training run, without modules that only hold others."""
-    layers = [
-        layer for layer in text.layers if layer.parameters or layer.kind in LAYERS or _FUNCTION.fullmatch(layer.kind)
-    ]
-    kinds = [kind_of(LAYERS[layer.kind]) if layer.kind in LAYERS else spelled(layer.kind) for layer in layers]
-    tuples = tuple((kind, layer.outputs, layer.parameters) for kind, layer in zip(kinds, layers, strict=True))
-    return ModelSummary(batch_size, text.parameters, _function([layer.kind for layer in layers]), tuples)
-
-
-def _function(classes: Iterable[str]) -> str | None:
-    """Return the most frequent activation function among the classes of layers."""
-    functions = Counter(name.lower() for name in classes if _FUNCTION.fullmatch(name))
-    return functions.most_common(1)[0][0] if functions else None
+def _function(summary: ModelSummary) -> str | None:
+    """Return the activation function of a summary: the most frequent one among its layers."""
+    functions = Counter(layer.kind.lower() for layer in summary.layers if FUNCTION.fullmatch(layer.kind))
+    return summary.activation_function or (functions.most_common(1)[0][0] if functions else None)
 
 
 def summary_of(configuration: Model) -> ModelSummary:
@@ -185,7 +156,7 @@ def summary_of(configuration: Model) -> ModelSummary:
 def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
     from ullage.jobs.sources.build import prepare
 
-    layers: list[tuple[str, int, int]] = []
+    layers: list[SummaryLayer] = []
     counted: set[int] = set()
 
     def note(part: nn.Module, inputs: Any, output: Any) -> None:
@@ -193,7 +164,7 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
         own = 0 if id(part) in counted else sum(tensor.numel() for tensor in part.parameters())
         counted.add(id(part))
         outputs = 0 if output_tensor is None else output_tensor.numel() // run.batch_size
-        layers.append((kind_of(type(part)), outputs, own))
+        layers.append(SummaryLayer(_class_name(type(part)), outputs, own))
 
     with torch.device(device):
         model, task = prepare(run)
@@ -204,14 +175,8 @@ def _summarized(configuration: Model, run: Model, device: str) -> ModelSummary:
         batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), task.batch(run.batch_size))
         with torch.no_grad(), _Ones():
             task.forward(model, *batch)
-    return ModelSummary(
-        batch_size=configuration.batch_size,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        activation_function=_function(
-            type(part).__name__ for part in model.modules() if not any(True for _ in part.children())
-        ),
-        layers=tuple(layers),
-    )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return ModelSummary(tuple(layers), parameters, configuration.batch_size)
 
 
 def _is_layer(part: nn.Module) -> bool:
@@ -222,12 +187,18 @@ def _is_layer(part: nn.Module) -> bool:
     return any(isinstance(part, classes) for _, classes in _KINDS) and any(True for _ in part.parameters(recurse=False))
 
 
-def kind_of(layer: type) -> str:
-    """Return the type of a class of layers: "linear", "conv2d", ..., or its name in lower case."""
-    for kind, classes in _KINDS:
-        if issubclass(layer, classes):
-            return kind
-    return spelled(layer.__name__)
+def _class_name(layer: type) -> str:
+    """Return the name of a class of layers, or of PyTorch's class that it extends (timm's norms with act)."""
+    known = tuple(each for _, classes in _KINDS for each in classes)
+    names = (base.__name__ for base in layer.__mro__ if issubclass(base, known) and base.__name__ in LAYERS)
+    return next(names, layer.__name__)
+
+
+@functools.cache
+def type_of(name: str) -> str:
+    """Return the type of a class of layers by its name: "linear", "conv2d", ..., or the name in lower case."""
+    layer = LAYERS.get(name, object)
+    return next((kind for kind, classes in _KINDS if issubclass(layer, classes)), spelled(name))
 
 
 class _Ones(TorchFunctionMode):

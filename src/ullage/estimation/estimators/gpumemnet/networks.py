@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 from ullage.errors import InvalidValue, UnknownName
-from ullage.estimation.estimators.gpumemnet.features import LONGEST, TYPES, ModelSummary, names_of, totals_of, tuples_of
+from ullage.estimation.estimators.gpumemnet.features import LONGEST, TYPES, names_of, totals_of, tuples_of
+from ullage.estimation.estimators.printed_summary import ModelSummary
 from ullage.estimation.estimators.weights import SHIPPED, ModelCard, read_weights
 from ullage.units import GIB
 
