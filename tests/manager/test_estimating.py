@@ -505,6 +505,20 @@ def test_the_next_estimate_is_forked_from_a_process_that_waits(tmp_path, other_p
     assert not (tmp_path / "made").exists()
 
 
+def test_scripts_that_were_never_seen_are_forked(tmp_path):
+    """Each in a folder of its own, from one process that waits."""
+    text = "import sys\nraise ValueError('ullage.estimation.jobs.child' in sys.modules)"
+    requests = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        question = EstimateQuestion("train.py", program=sys.executable)
+        requests.append(dataclasses.replace(asked(tmp_path / str(number), text), key=str(number), questions=[question]))
+    notes = [answer.note for _, answer in make_all(requests, at_once=2, per_user=2)]
+    if parent.run("os.path:split", {}, private=Sandbox(), cwd=str(tmp_path)).private != "overlays":
+        pytest.skip("this system refuses namespaces or overlays")
+    assert all(note.startswith("not estimated: train.py fails: ValueError: True") for note in notes)
+
+
 def test_a_key_is_one_users_and_follows_what_is_asked():
     def key(args=(), uid=1, gpus=("T4",), estimator="ullage", cwd="/home/ann", program="python", **more):
         return key_of(JobSpec(command=[program, "train.py", *args], cwd=cwd, **more), uid, estimator, gpus)
