@@ -95,12 +95,13 @@ def test_a_failed_estimate_is_reported_and_its_job_is_unknown(home):
 
 
 def children(pid):
-    """The processes that a process has started and that live."""
+    """The processes that a process has started and that live, without those that wait for later estimates."""
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent = file.read_text().rpartition(")")[2].split()[:2]
-            found += [int(file.parent.name)] if int(parent) == pid and state != "Z" else []
+            waits = b'"waits": true' in file.with_name("cmdline").read_bytes()  # for later estimates
+            found += [int(file.parent.name)] if int(parent) == pid and state != "Z" and not waits else []
     return found
 
 
