@@ -96,12 +96,13 @@ def test_a_failed_estimate_is_reported_and_its_job_is_unknown(home):
 
 
 def children(pid):
-    """The processes that a process has started and that live."""
+    """The processes that a process has started and that live, without those that wait for later estimates."""
     found = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent = file.read_text().rpartition(")")[2].split()[:2]
-            found += [int(file.parent.name)] if int(parent) == pid and state != "Z" else []
+            waits = b'"waits": true' in file.with_name("cmdline").read_bytes()  # for later estimates
+            found += [int(file.parent.name)] if int(parent) == pid and state != "Z" and not waits else []
     return found
 
 
@@ -549,6 +550,20 @@ def test_the_next_estimate_is_forked_from_a_process_that_waits(tmp_path, other_p
         pytest.skip("this system refuses namespaces or overlays")
     assert notes == [f"not estimated: train.py fails: ValueError: {seen} {why}" for seen in (False, True)]
     assert not (tmp_path / "made").exists()
+
+
+def test_scripts_that_were_never_seen_are_forked(tmp_path):
+    """Each in a folder of its own, from one process that waits."""
+    text = "import sys\nraise ValueError('ullage.estimation.jobs.child' in sys.modules)"
+    requests = []
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        question = EstimateQuestion("train.py", program=sys.executable)
+        requests.append(dataclasses.replace(asked(tmp_path / str(number), text), key=str(number), questions=[question]))
+    notes = [answer.note for _, answer in make_all(requests, at_once=2, per_user=2)]
+    if parent.run("os.path:split", {}, private=Sandbox(), cwd=str(tmp_path)).private != "overlays":
+        pytest.skip("this system refuses namespaces or overlays")
+    assert all(note.startswith("not estimated: train.py fails: ValueError: True") for note in notes)
 
 
 def test_a_key_is_one_users_and_follows_what_is_asked():

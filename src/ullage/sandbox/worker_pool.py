@@ -1,8 +1,5 @@
 """Workers: processes that have imported PyTorch, and that fork children.
 
-    pool = WorkerPool(["torch"])
-    run("ullage.estimation.jobs.child:estimate_here", request, private=Sandbox(), warm=pool)
-
     parent ── guard ── first process of the sandbox ── child, forked by the worker
 
 A worker has the rights and variables of the children's user and runs in their Python. It can write no file and reach no

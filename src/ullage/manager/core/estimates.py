@@ -101,6 +101,7 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # no GPU, and one
 NOT_ESTIMATED = "not estimated: "
 _ENTRY = "ullage.estimation.jobs.child:estimate_here"
 _PRELOAD = ["ullage.estimation.jobs.child", "ullage.estimation.asking", "ullage.estimation.scripts.child"]
+_LATER = ["ullage.virtual.cudnn.loaded", *SLOW_PACKAGES]
 _COMPARE = "ullage.sandbox.recording:first_that_holds"
 _COMPARE_LIMITS = Limits(seconds=30.0, memory=GIB)
 _COMPARED_AT_ONCE = 4
@@ -173,11 +174,6 @@ class EstimateRequest:
     @cached_property
     def variables(self) -> dict[str, str]:
         return {**environment(self.env), **_ALONE}
-
-    @property
-    def variables_elsewhere(self) -> dict[str, str]:
-        """Return the environment of a process that estimates in another Python than Ullage's."""
-        return {**environment(self.env, ours=False), **_ALONE}
 
     @cached_property
     def where_its_python_is(self) -> str:
@@ -257,7 +253,7 @@ class Estimates:
         self._comparers = ThreadPoolExecutor(_COMPARED_AT_ONCE, "compare")
         limits = Limits(memory=rules.memory, processes=rules.processes)
         self._pythons: dict[str, str | None] = {}  # that scripts ran in; `None` is Ullage's own
-        self._warm = WorkerPool(_PRELOAD, later=SLOW_PACKAGES, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
+        self._warm = WorkerPool(_PRELOAD, later=_LATER, most=max(_WARM_AT_LEAST, self.at_once), limits=limits)
 
     def want(self, job: int | str, request: EstimateRequest) -> None:
         """Request an estimate for a job or a question. Equal requests that have not begun share one; a later one is
@@ -484,17 +480,14 @@ class Estimates:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask_warm_or_cold, wanted, ask)
 
     def _ask_warm_or_cold(self, wanted: EstimateRequest, ask: Callable[..., Outcome]) -> Outcome:
-        """Use a warm process if the script's Python is known; the first answer tells it."""
+        """Use a warm process of the script's Python, or of Ullage's own until the first answer tells which that is."""
         place = wanted.where_its_python_is
-        is_ours = bool(wanted.questions) and all(question.program is None for question in wanted.questions)
-        if is_ours or place in self._pythons:
-            python = self._pythons.get(place)
-            env = wanted.variables if python is None else wanted.variables_elsewhere
-            outcome = ask(env=env, python=python, warm=self._warm)
-            if python is None or outcome.reason not in ("error", "died"):
-                return outcome
+        python = self._pythons.get(place)
+        env = {**environment(wanted.env, ours=python is None), **_ALONE}
+        outcome = ask(env=env, python=python, warm=self._warm if wanted.questions else None)
+        if python is not None and outcome.reason in ("error", "died"):
             self._pythons.pop(place, None)
-        outcome = ask(env=wanted.variables)
+            outcome = ask(env=wanted.variables)
         python = (outcome.answer or {}).get("python", "")
         if len(self._pythons) < _MOST_KNOWN and (python is None or isinstance(python, str) and os.path.isabs(python)):
             self._pythons[place] = python
