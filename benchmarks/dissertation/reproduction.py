@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.result import Figures, GpuSeries
 from ullage.manager.simulation.scenario import Scenario
-from ullage.manager.simulation.sweeps import TraceSource, cases, run_cases
+from ullage.manager.simulation.sweeps import Case, TraceSource, cases, run_cases
 from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,6 +196,16 @@ CHAPTER: dict[str, Callable[[], list[Run]]] = {
 }
 
 
+def figures_of(wanted: Sequence[Case], workers: int, cache: Path | None) -> Iterator[Figures]:
+    """Yield the figures of each case, in the order of the cases."""
+    outcomes = {(each.case.source, each.case.scenario): each for each in run_cases(wanted, workers, cache)}
+    for case in wanted:
+        outcome = outcomes[case.source, case.scenario]
+        if outcome.figures is None:
+            raise SystemExit(f"{case.scenario.name} on {case.source.name}: {outcome.error}")
+        yield outcome.figures
+
+
 def simulated(folder: Path, seeds: int, workers: int = 1, cache: Path | None = None) -> dict[str, list[Done]]:
     """All runs of the chapter, by section."""
     sections: dict[str, list[Done]] = {}
@@ -206,18 +216,10 @@ def simulated(folder: Path, seeds: int, workers: int = 1, cache: Path | None = N
         for section in runs.values()
         for run in section
     }
-    outcomes = {
-        (outcome.case.source, outcome.case.scenario): outcome
-        for outcome in run_cases(list(itertools.chain(*wanted.values())), workers, cache)
-    }
+    figures = iter(figures_of(list(itertools.chain(*wanted.values())), workers, cache))
+    known = {place: [next(figures) for _ in own] for place, own in wanted.items()}
     for name, section in runs.items():
-        sections[name] = []
-        for run in section:
-            ends = [outcomes[case.source, case.scenario] for case in wanted[run.trace, run.scenario]]
-            for end in ends:
-                if end.figures is None:
-                    raise SystemExit(f"{run.name} on {end.case.source.name}: {end.error}")
-            sections[name].append(Done(run, [end.figures for end in ends if end.figures is not None]))
+        sections[name] = [Done(run, known[run.trace, run.scenario]) for run in section]
     return sections
 
 
