@@ -80,22 +80,17 @@ def unpack(folder: Path) -> None:
     for row in read_rows(DRAWN):
         name = row["id"]
         (folder / f"{name}.py").write_text(row["script"])
-        run = {
-            "id": name,
-            "row": kind_of(name),
-            "script": f"{name}.py",
-            "cwd": str(folder),
-            "estimate": {"upper": MOST},
-        }
+        run = {"id": name, "row": kind_of(name), "script": f"{name}.py", "cwd": str(folder)}
+        run["estimate"] = {"upper": MOST}
         lists["alone" if kind_of(name) == KINDS[0] else "runs"].append(run)
     lists["runs"].sort(key=lambda run: run["row"] != "compile")
     for name, runs in lists.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
 
 
-def estimate(run: Row, gpu: str) -> Row:
+def estimate(run: Row) -> Row:
     """Return the estimate of a script, from the command that a user would type."""
-    command = [sys.executable, "-m", "ullage", "estimate", run["script"], "--gpu", gpu, "--json", "--"]
+    command = [sys.executable, "-m", "ullage", "estimate", run["script"], "--gpu", "H200", "--json", "--"]
     command += run.get("args", [])
     own = run.get("env", {})
     places = [os.environ.get("PYTHONPATH"), own.get("PYTHONPATH")]
@@ -113,14 +108,14 @@ def estimate(run: Row, gpu: str) -> Row:
     return row | {name: guess[name] for name in ("peak_allocated", "peak_reserved", "process_memory", "upper", "notes")}
 
 
-def estimate_all(runs: Path, names: list[str], out: Path, gpu: str) -> None:
+def estimate_all(runs: Path, names: list[str], out: Path) -> None:
     """Add a line for each script of a list that is not in the file yet."""
     as_measured()
     done = {row["id"] for row in read_rows(out)} if out.exists() else set()
     for run in read_rows(runs):
         wanted = not names or run["id"] in names or kind_of(run["id"]) in names
         if wanted and run["id"] not in done:
-            row = estimate(run, gpu)
+            row = estimate(run)
             print(row["id"], row["seconds"], "s", row.get("failed", "")[:200], flush=True)
             with out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -249,7 +244,6 @@ def main() -> None:
     part.add_argument("runs", type=Path)
     part.add_argument("names", nargs="*", help="only these scripts, or kinds of drawn ones")
     part.add_argument("--out", type=Path, required=True)
-    part.add_argument("--gpu", default="H200")
     part = parts.add_parser("compare", help="print the tables")
     part.add_argument("kind", choices=list(FILES))
     part.add_argument("measured", type=Path, nargs="?")
@@ -265,7 +259,7 @@ def main() -> None:
     elif options.what == "unpack":
         unpack(options.folder.resolve())
     elif options.what == "estimate":
-        estimate_all(options.runs, options.names, options.out, options.gpu)
+        estimate_all(options.runs, options.names, options.out)
     else:
         measured, estimates = (
             given or DATA / f"{FILES[options.kind]}_{end}.jsonl"

@@ -448,11 +448,11 @@ def smact_picture(sets: Sequence[Shared]) -> str:
     return svg(968, 356, parts, "Work done and the slowest job of every set, over the sum of the jobs' SMACT alone")
 
 
-def written(text: str, name: str, content: str) -> str:
-    """The page with what lies between a pair of comments written anew."""
-    pattern = re.compile(rf"(<!-- collocation: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+def written(text: str, name: str, content: str, page: Path = PAGE) -> str:
+    """The text of a page with what lies between a pair of comments written anew."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not pattern.search(text):
-        raise SystemExit(f"needed <!-- collocation: {name} --> and <!-- end --> in {PAGE}")
+        raise SystemExit(f"needed <!-- {name} --> and <!-- end --> in {page}")
     return pattern.sub(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", text)
 
 
@@ -478,7 +478,7 @@ def filled(page: str, rows: Sequence[Row]) -> str:
         "noise": noise_table(alone),
     }
     for name, content in tables.items():
-        page = written(page, name, content)
+        page = written(page, f"collocation: {name}", content)
     return page
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from collocation import table
 from rad_rm import GPUS, rad_rm
-from reproduction import PAGE, TRACES, written
+from reproduction import PAGE, TRACES, figures_of, written
 from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.result import Figures
 from ullage.manager.simulation.scenario import Scenario
 from ullage.manager.simulation.statistics import Interval, changes
-from ullage.manager.simulation.sweeps import Case, TraceSource, cases, run_cases
+from ullage.manager.simulation.sweeps import Case, TraceSource, cases
 
 COMPARED = ("total", "completion", "energy")
 EXCLUSIVE = rad_rm("exclusive", "oracle", label="exclusive")
@@ -45,13 +45,9 @@ def drawn_cases(count: int, small: int = 1, first: int = 0) -> list[Case]:
 
 def simulated(wanted: Sequence[Case], workers: int = 1, cache: Path | None = None) -> Found:
     """The figures of each scenario, in the order of the cases."""
-    outcomes = {(each.case.source, each.case.scenario): each for each in run_cases(wanted, workers, cache)}
     figures: Found = {}
-    for case in wanted:
-        outcome = outcomes[case.source, case.scenario]
-        if outcome.figures is None:
-            raise SystemExit(f"{case.scenario.name} on {case.source.name}: {outcome.error}")
-        figures.setdefault(case.scenario.name, []).append(outcome.figures)
+    for case, each in zip(wanted, figures_of(wanted, workers, cache), strict=True):
+        figures.setdefault(case.scenario.name, []).append(each)
     return figures
 
 

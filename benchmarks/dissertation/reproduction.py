@@ -1,6 +1,6 @@
 """The sixth chapter of E. Yousefzadeh-Asl-Miandoab's dissertation again, in the simulator, ours beside theirs.
 
-    python benchmarks/dissertation/reproduction.py TRACES --seeds 20 --out results.json
+    python benchmarks/dissertation/reproduction.py TRACES --seeds 20
     python benchmarks/dissertation/reproduction.py TRACES --write
 
 TRACES is a folder with the authors' traces (trace_mix-90-tasks.csv and trace_heavy-60-tasks.csv). Prints the tables;
@@ -12,26 +12,25 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import collocation
 from collocation import Panel, svg, table, ticks
 from rad_rm import rad_rm
 from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.result import Figures, GpuSeries
 from ullage.manager.simulation.scenario import Scenario
-from ullage.manager.simulation.sweeps import TraceSource, cases, run_cases
+from ullage.manager.simulation.sweeps import Case, TraceSource, cases, run_cases
 from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, IMAGES = ROOT / "lab/docs/reproduction.md", ROOT / "docs/images"
 TRACES = {"90": "trace_mix-90-tasks.csv", "60": "trace_heavy-60-tasks.csv"}
 EXCLUSIVE = "exclusive"
-SHOWN = ("ooms", "total", "waiting", "running", "completion", "energy")
 
 
 @dataclass(frozen=True)
@@ -197,6 +196,16 @@ CHAPTER: dict[str, Callable[[], list[Run]]] = {
 }
 
 
+def figures_of(wanted: Sequence[Case], workers: int, cache: Path | None) -> Iterator[Figures]:
+    """Yield the figures of each case, in the order of the cases."""
+    outcomes = {(each.case.source, each.case.scenario): each for each in run_cases(wanted, workers, cache)}
+    for case in wanted:
+        outcome = outcomes[case.source, case.scenario]
+        if outcome.figures is None:
+            raise SystemExit(f"{case.scenario.name} on {case.source.name}: {outcome.error}")
+        yield outcome.figures
+
+
 def simulated(folder: Path, seeds: int, workers: int = 1, cache: Path | None = None) -> dict[str, list[Done]]:
     """All runs of the chapter, by section."""
     sections: dict[str, list[Done]] = {}
@@ -207,18 +216,10 @@ def simulated(folder: Path, seeds: int, workers: int = 1, cache: Path | None = N
         for section in runs.values()
         for run in section
     }
-    outcomes = {
-        (outcome.case.source, outcome.case.scenario): outcome
-        for outcome in run_cases(list(itertools.chain(*wanted.values())), workers, cache)
-    }
+    figures = iter(figures_of(list(itertools.chain(*wanted.values())), workers, cache))
+    known = {place: [next(figures) for _ in own] for place, own in wanted.items()}
     for name, section in runs.items():
-        sections[name] = []
-        for run in section:
-            ends = [outcomes[case.source, case.scenario] for case in wanted[run.trace, run.scenario]]
-            for end in ends:
-                if end.figures is None:
-                    raise SystemExit(f"{run.name} on {end.case.source.name}: {end.error}")
-            sections[name].append(Done(run, [end.figures for end in ends if end.figures is not None]))
+        sections[name] = [Done(run, known[run.trace, run.scenario]) for run in section]
     return sections
 
 
@@ -430,27 +431,8 @@ def pictures(folder: Path, sections: Mapping[str, Sequence[Done]]) -> dict[str, 
 def written(page: Path, content: Mapping[str, str]) -> None:
     text = page.read_text()
     for name, inside in content.items():
-        before, mark, rest = text.partition(f"<!-- reproduction: {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not mark or not end:
-            raise SystemExit(f"needed <!-- reproduction: {name} --> and <!-- end --> in {page}")
-        text = f"{before}{mark}\n{inside}\n\n{end}{after}"
+        text = collocation.written(text, f"reproduction: {name}", inside, page)
     page.write_text(text)
-
-
-def as_json(sections: Mapping[str, Sequence[Done]]) -> str:
-    rows = [
-        {
-            "section": name,
-            "trace": done.run.trace,
-            "run": done.run.name,
-            "theirs": dict(done.run.theirs),
-            "ours": {measure: done.values(measure) for measure in SHOWN},
-        }
-        for name, section in sections.items()
-        for done in section
-    ]
-    return json.dumps(rows, indent=1)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -459,15 +441,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=20, help="how often each run is drawn (default: 20)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--resume", type=Path, help="file of finished simulations to reuse")
-    parser.add_argument("--out", type=Path, help="write every figure as JSON")
     parser.add_argument("--write", action="store_true", help="write the page and its pictures")
     options = parser.parse_args(arguments)
     sections = simulated(options.traces, options.seeds, options.workers, options.resume)
     made = tables(sections)
     for name, text in made.items():
         print(f"{name}\n\n{text}\n")
-    if options.out is not None:
-        options.out.write_text(as_json(sections))
     if options.write:
         written(PAGE, made)
         for file, picture in pictures(options.traces, sections).items():

@@ -35,6 +35,8 @@ from ullage.hardware.mps import MpsService
 
 GIB, MIB = 1 << 30, 1 << 20
 PARTS = ("lag", "room", "power", "alone", "beside", "mps")
+SHARE, COUNTS = 0.4, (2, 4, 8)  # of each kind's steps; jobs that start together
+ROUNDS, REST, SEED = 12, 4.0, 7  # of taking and giving back memory; seconds for which power is read
 DIRECT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # each tensor is a block of the driver's
 
 
@@ -166,14 +168,14 @@ def lag(card: Card) -> Iterator[dict[str, Any]]:
             yield {"what": "killed", "seconds": until(-size, before) - ended, "kill_s": ended - at}
 
 
-def room(card: Card, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
+def room(card: Card) -> Iterator[dict[str, Any]]:
     """The largest block beside what is free, with 2 to 6 processes that fill the card, take and give back."""
-    draw = random.Random(seed)
+    draw = random.Random(SEED)
     for count in (2, 4, 6):
         with holders(count + 1) as (probe, *others):
             taken: dict[tuple[int, int], int] = {}
             number = 0
-            for step in range(rounds):
+            for step in range(ROUNDS):
                 for _ in range(12):  # blocks as PyTorch asks for them: 20 MiB, and larger ones in steps of 2 MiB
                     place = draw.randrange(len(others))
                     mine = [key for key in taken if key[0] == place]
@@ -206,13 +208,13 @@ def room(card: Card, seed: int, rounds: int) -> Iterator[dict[str, Any]]:
                 each.end()
 
 
-def power(card: Card, seconds: float) -> Iterator[dict[str, Any]]:
+def power(card: Card) -> Iterator[dict[str, Any]]:
     """What is drawn at rest, with 0, 1, 4 and 8 processes."""
 
     def rest(count: int, held: int) -> dict[str, Any]:
         time.sleep(1)
         before, began, watts = card.joules, time.monotonic(), []
-        while time.monotonic() < began + seconds:
+        while time.monotonic() < began + REST:
             watts.append(card.watts)
             time.sleep(0.1)
         spent = (card.joules - before) / (time.monotonic() - began)
@@ -235,12 +237,12 @@ def power(card: Card, seconds: float) -> Iterator[dict[str, Any]]:
     yield rest(0, 0)
 
 
-def trainings(card: Card, kinds: Sequence[Kind], share: float, more: Mapping[str, str]) -> dict[str, Any]:
+def trainings(card: Card, kinds: Sequence[Kind], more: Mapping[str, str]) -> dict[str, Any]:
     """Start jobs together: what each tells, and the GPU's memory and power until the last one is over."""
     before, began, mono = card.used, time.time(), time.monotonic()
     energy = card.joules
     jobs = [
-        subprocess.Popen(words(kind, share), stdout=subprocess.PIPE, env=os.environ | more, text=True) for kind in kinds
+        subprocess.Popen(words(kind, SHARE), stdout=subprocess.PIPE, env=os.environ | more, text=True) for kind in kinds
     ]
     curve: list[tuple[float, int]] = []
     ends: dict[int, float] = {}
@@ -270,17 +272,10 @@ def trainings(card: Card, kinds: Sequence[Kind], share: float, more: Mapping[str
     return {"jobs": each, "memory": curve, "energy_j": card.joules - energy, "seconds": time.monotonic() - mono}
 
 
-def alone(card: Card, kinds: Sequence[Kind], share: float) -> Iterator[dict[str, Any]]:
-    for kind in kinds:
-        yield trainings(card, [kind], share, {})
-
-
-def together(
-    card: Card, kinds: Sequence[Kind], share: float, counts: Sequence[int], more: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
+def together(card: Card, kinds: Sequence[Kind], more: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Several that start at once, the kinds in turn."""
-    for count in counts:
-        yield trainings(card, [kinds[place % len(kinds)] for place in range(count)], share, more)
+    for count in COUNTS:
+        yield trainings(card, [kinds[place % len(kinds)] for place in range(count)], more)
 
 
 @contextlib.contextmanager
@@ -295,10 +290,10 @@ def mps() -> Iterator[dict[str, str]]:
             service.stop()
 
 
-def through_mps(card: Card, kinds: Sequence[Kind], share: float, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+def through_mps(card: Card, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
     """The same as `together`, through MPS."""
     with mps() as variables:
-        yield from together(card, kinds, share, counts, variables)
+        yield from together(card, kinds, variables)
 
 
 def measure(options: argparse.Namespace, card: Card) -> Iterator[dict[str, Any]]:
@@ -306,11 +301,11 @@ def measure(options: argparse.Namespace, card: Card) -> Iterator[dict[str, Any]]
     kinds = [kind for kind in KINDS if kind.name in options.kinds.split(",")]
     parts = {
         "lag": lambda: lag(card),
-        "room": lambda: room(card, options.seed, options.rounds),
-        "power": lambda: power(card, options.rest),
-        "alone": lambda: alone(card, kinds, options.steps),
-        "beside": lambda: together(card, kinds, options.steps, options.counts, {}),
-        "mps": lambda: through_mps(card, kinds, options.steps, options.counts),
+        "room": lambda: room(card),
+        "power": lambda: power(card),
+        "alone": lambda: (trainings(card, [kind], {}) for kind in kinds),
+        "beside": lambda: together(card, kinds, {}),
+        "mps": lambda: through_mps(card, kinds),
     }
     for part in options.parts.split(","):
         began = time.monotonic()
@@ -327,11 +322,6 @@ def main() -> None:
     parser.add_argument("file", nargs="?", type=Path, help="where rows are appended")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--kinds", default="resnet18_cifar,efficientnet_cifar,resnet50,mobilenet,vgg16,bert_base,gpt2")
-    parser.add_argument("--steps", type=float, default=0.4, help="share of each kind's steps")
-    parser.add_argument("--counts", type=lambda text: [int(word) for word in text.split(",")], default=[2, 4, 8])
-    parser.add_argument("--rounds", type=int, default=12, help="of taking and giving back memory")
-    parser.add_argument("--rest", type=float, default=4.0, help="seconds for which power is read")
-    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hold:

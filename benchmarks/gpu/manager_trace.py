@@ -131,22 +131,15 @@ def arrivals(trace: Trace) -> list[tuple[float, Kind]]:
     return jobs
 
 
-class Energy:
-    """The GPU's counter of joules; `None` where there is none."""
+def joules() -> float | None:
+    """Return what the GPU has drawn since its driver was loaded; `None` without a GPU that tells."""
+    try:
+        import pynvml
 
-    def __init__(self) -> None:
-        self._handle: Any = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml, self._handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
-        except Exception:  # no package, no driver, no GPU
-            return
-
-    def joules(self) -> float | None:
-        """Return the joules since the driver was loaded."""
-        return None if self._handle is None else self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1000
+        pynvml.nvmlInit()
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByIndex(0))) / 1000
+    except Exception:  # no package, no driver, no GPU
+        return None
 
 
 def settings(run: str, trace: Trace, virtual: str | None) -> str:
@@ -282,7 +275,7 @@ def in_database(home: Path) -> dict[str, Any]:
 
 def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, estimated: Path | None) -> dict[str, Any]:
     """Play the trace and return its record. `estimated` is a home that has the estimates from the start."""
-    energy, jobs = Energy(), arrivals(trace)
+    jobs = arrivals(trace)
     with tempfile.TemporaryDirectory(prefix="ullage-trace-") as folder:
         if estimated is not None:
             Path(folder, STATE).parent.mkdir()
@@ -292,10 +285,10 @@ def one_run(name: str, trace: Trace, run: str, options: argparse.Namespace, esti
             with Client(folder) as client:
                 if not trace.estimated:
                     warm_up(client, options.patience)
-                before, begin, moment = energy.joules(), time.monotonic(), time.time()
+                before, begin, moment = joules(), time.monotonic(), time.time()
                 numbers = play(client, jobs, trace.steps, exclusive=run.startswith("exclusive"))
                 ended = [client.wait(number, timeout=options.patience) for number in numbers]
-                makespan, after = time.monotonic() - begin, energy.joules()
+                makespan, after = time.monotonic() - begin, joules()
                 for job in ended:
                     if job["state"] != "done":
                         tell(job, client)

@@ -1,6 +1,6 @@
 """How long an estimate takes, of one GPU and of many ranks, and how fast the allocator's model is.
 
-    python benchmarks/speed/estimates.py commands [--every N] [--repeat N] [--against CHECKOUT] [--json FILE]
+    python benchmarks/speed/estimates.py commands [--every N] [--repeat N] [--against CHECKOUT]
     python benchmarks/speed/estimates.py ranks [--repeat N] [--large]
     python benchmarks/speed/estimates.py billions
     python benchmarks/speed/estimates.py allocator [--histories N]
@@ -274,11 +274,8 @@ def measure_commands(options: argparse.Namespace) -> None:
     commands = cold(checkouts, options.repeat) if options.repeat else {}
     runs = warm(checkouts, options.every) if options.every else []
     print_tables(commands, runs, names)
-    utilization = shares(options.repeat) if options.repeat else {}
-    for what, share in utilization.items():
+    for what, share in (shares(options.repeat) if options.repeat else {}).items():
         print(f"{what}: {share:.3f} times as long as without utilization")
-    if options.json:
-        options.json.write_text(json.dumps({"cold": commands, "warm": runs, "utilization": utilization}, indent=1))
 
 
 def rank_seconds(parallel: str, ranks: int) -> float:
@@ -421,7 +418,6 @@ def main() -> None:
     part.add_argument("--every", type=int, default=5, metavar="N", help="every Nth of the shipped runs")
     part.add_argument("--repeat", type=int, default=3, metavar="N", help="each command so often")
     part.add_argument("--against", type=Path, metavar="CHECKOUT", help="an older checkout to compare with")
-    part.add_argument("--json", type=Path, metavar="FILE", help="write what was measured here")
     part = parts.add_parser("ranks", help="one rank of many beside one alone")
     part.add_argument("--repeat", type=int, default=3)
     part.add_argument("--large", action="store_true", help="a Llama of 70 billion parameters instead")

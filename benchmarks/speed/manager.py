@@ -43,6 +43,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ullage.errors import NoDaemon
 from ullage.jobs.job_files import JobSpec
 from ullage.manager.client import Client
@@ -289,9 +291,8 @@ def estimate_kinds(home: Path) -> None:
 
 def processor_seconds_of_daemon() -> float:
     """Return the processor time of the daemon, the only child, and of its ended children."""
-    [serving] = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    fields = Path(f"/proc/{serving}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    [serving] = psutil.Process().children()
+    return sum(serving.cpu_times()[:4])
 
 
 def processor_seconds() -> float:

@@ -1,9 +1,9 @@
 """What the monitor costs: CPU time of a process that samples 8 GPUs, in percent of one core. The goal is under 1%.
 
-    python benchmarks/speed/monitor_overhead.py [--seconds 30] [--interval 1] [--stand-in] [--rates activity=2]
+    python benchmarks/speed/monitor_overhead.py [--seconds 30] [--stand-in]
 
 It prints what each call of NVML took in that time, and then what each call takes alone, those among them that could
-take another's place. `--rates` tries others than those of src/ullage/manager/monitor/readings.py.
+take another's place.
 
 Where NVML answers, its GPUs are read; if there are fewer than 8, they are read several times a second by as many
 sources with counters of their own, so the driver is called as often as for 8. Elsewhere a stand-in for NVML is read
@@ -29,12 +29,11 @@ sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parents[1] / "tests" / "m
 
 from ullage.hardware.local import pynvml  # noqa: E402
 from ullage.manager.monitor.nvml import NvmlSource  # noqa: E402
-from ullage.manager.monitor.readings import FIELDS, RATES, Device, GPUReading, Source  # noqa: E402
+from ullage.manager.monitor.readings import FIELDS, Device, GPUReading, Source  # noqa: E402
 from ullage.manager.monitor.sampling import Monitor  # noqa: E402
 
 GOAL = 1.0  # percent of one core
-
-
+GPUS, PROCESSES, INTERVAL = 8, 2, 1.0  # processes on each GPU of the stand-in; seconds between readings
 CALLS: dict[str, tuple[int, float]] = {}  # how often each function of NVML was called, and its processor time
 
 
@@ -92,28 +91,27 @@ class Several:
             source.close()
 
 
-def real_source(wanted: int, rates: dict[str, float]) -> tuple[Source, str] | None:
+def real_source() -> tuple[Source, str] | None:
     nvml = pynvml()
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except Exception:
         return None
-    if count >= wanted:
-        return NvmlSource(Timed(nvml), rates), f"NVML, {count} GPUs"
-    times = -(-wanted // count)
-    return Several(
-        [NvmlSource(Timed(nvml), rates) for _ in range(times)]
-    ), f"NVML, {count} GPU(s) read {times} times: {times * count} GPUs"
+    if count >= GPUS:
+        return NvmlSource(Timed(nvml)), f"NVML, {count} GPUs"
+    times = -(-GPUS // count)
+    about = f"NVML, {count} GPU(s) read {times} times: {times * count} GPUs"
+    return Several([NvmlSource(Timed(nvml)) for _ in range(times)]), about
 
 
-def stand_in(wanted: int, processes: int, rates: dict[str, float]) -> tuple[Source, str]:
+def stand_in() -> tuple[Source, str]:
     from fake_nvml import BUSY, GIB, FakeGpu, FakeNvml
 
-    pids = [process.pid for process in psutil.process_iter()][-wanted * processes :]
+    pids = psutil.pids()[-GPUS * PROCESSES :]
     gpus = [
-        FakeGpu(uuid=f"GPU-{number}", busy=dict(BUSY), compute={pid: GIB for pid in pids[number::wanted]})
-        for number in range(wanted)
+        FakeGpu(uuid=f"GPU-{number}", busy=dict(BUSY), compute=dict.fromkeys(pids[number::GPUS], GIB))
+        for number in range(GPUS)
     ]
 
     class Metered(FakeNvml):
@@ -121,9 +119,8 @@ def stand_in(wanted: int, processes: int, rates: dict[str, float]) -> tuple[Sour
             return super().nvmlDeviceGetTotalEnergyConsumption(gpu) + int(gpu.power_mw * time.monotonic())
 
     nvml: Any = Metered(gpus)
-    return NvmlSource(
-        Timed(nvml), rates
-    ), f"a stand-in for NVML with {wanted} GPUs and no driver: what our own code costs, no more"
+    about = f"a stand-in for NVML with {GPUS} GPUs and no driver: what our own code costs, no more"
+    return NvmlSource(Timed(nvml)), about
 
 
 def alone(times: int = 20) -> None:
@@ -194,32 +191,22 @@ def alone(times: int = 20) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--interval", type=float, default=1.0)
-    parser.add_argument("--gpus", type=int, default=8)
-    parser.add_argument("--processes", type=int, default=2, help="on each GPU of the stand-in")
     parser.add_argument("--stand-in", action="store_true", help="also where there is a GPU")
-    parser.add_argument("--rates", default="", help="such as activity=2,processes=10; seconds, 0 is at every look")
     options = parser.parse_args()
-    rates = {name: float(seconds) for name, seconds in (each.split("=") for each in options.rates.split(",") if each)}
-    if not rates.keys() <= RATES.keys():
-        parser.error(f"--rates knows {', '.join(RATES)}")
-    real = None if options.stand_in else real_source(options.gpus, rates)
-    source, about = real or stand_in(options.gpus, options.processes, rates)
-    monitor = Monitor(source, options.interval).start()
-    time.sleep(options.interval)  # the first looks pay for imports and caches
+    real = None if options.stand_in else real_source()
+    source, about = real or stand_in()
+    monitor = Monitor(source, INTERVAL).start()
+    time.sleep(INTERVAL)  # the first looks pay for imports and caches
     CALLS.clear()
-    before, began, looks = (
-        time.process_time(),
-        time.perf_counter(),
-        sum(len(monitor.window(d.id)) for d in monitor.devices()),
-    )
+    before, began = time.process_time(), time.perf_counter()
+    looks = sum(len(monitor.window(device.id)) for device in monitor.devices())
     threading.Event().wait(options.seconds)
     used, elapsed = time.process_time() - before, time.perf_counter() - began
     looks = sum(len(monitor.window(device.id)) for device in monitor.devices()) - looks
     percent = 100 * used / elapsed
     print(f"source: {about}")
     print(
-        f"{looks} readings in {elapsed:.1f} s, every {options.interval:g} s, windows of {monitor.seconds:g} s; "
+        f"{looks} readings in {elapsed:.1f} s, every {INTERVAL:g} s, windows of {monitor.seconds:g} s; "
         f"{len(psutil.pids())} processes on this machine, {os.cpu_count()} cores"
     )
     print(

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from playwright.sync_api import Browser, sync_playwright
 
 from ullage.errors import NoDaemon
@@ -31,14 +32,12 @@ GOAL = 2.0  # seconds until the first paint
 PATHS = {"/": ".card .band", "/queue": ".ag-row", "/timeline": "tbody tr"}  # with what is waited for
 SETTINGS = '[placing]\npatience = "1d"\n'  # nothing is kept for those who wait: short jobs go on starting
 SHORT, TURNS = 10, 3
-SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--jobs", type=int, default=2000)
-    parser.add_argument("--gpus", type=int, default=64)
-    parser.add_argument("--pages", type=int, default=10)
+    for name, default in (("--jobs", 2000), ("--gpus", 64), ("--pages", 10)):
+        parser.add_argument(name, type=int, default=default)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ullage-bench-") as folder:
         home, log = Path(folder), Path(folder) / "serve.log"
@@ -163,8 +162,7 @@ def scheduling(client: Client, daemon: int) -> tuple[list[float], float]:
 
 
 def processor_time(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / SECOND
+    return sum(psutil.Process(process).cpu_times()[:2])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/training/kernels_of_calls.py
 
 The shares are those of the longest kernel, the second, and so on, of all calls of a kind together. What
-`performance/data/kernels-h200.toml` has of calls comes from this table, rounded by hand.
+`performance/data/kernels-h200.toml` has of calls comes from this table, rounded by hand. Its other table, `usual`,
+cannot be printed from these steps: their profiles do not tell how many SMs a kernel fills.
 """
 
 from __future__ import annotations

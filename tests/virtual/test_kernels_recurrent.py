@@ -49,8 +49,8 @@ def test_calls_that_were_exact_stay_exact(kind, every):
 def test_random_calls_on_which_nothing_was_fitted(every):
     """Drawn and measured by benchmarks/accuracy/operators.py, whatever the rules say of them.
 
-    Of all 600: 254 are exact in every size, 596 in the order of requests and frees. The workspace is what differs; the
-    peak of a step is exact for 349, within 1% for 434, within 10% for 565, and 44% too low at worst.
+    Of all 600: 557 are exact in every size, 596 in the order of requests and frees. The peak of a step is exact for
+    588, within 1% for 599, and 15% too low for one.
     """
     rows = recorded("recurrent_random_h200.jsonl.gz")[::every]
     found = [events_of(call) for call, _ in rows]
@@ -58,12 +58,12 @@ def test_random_calls_on_which_nothing_was_fitted(every):
     off = [abs(peak_of(events) - peak_of(real)) / peak_of(real) for events, real in pairs]
     count = len(rows)
     assert count == 600 // every
-    assert sum(events == real for events, real in pairs) >= 0.42 * count
+    assert sum(events == real for events, real in pairs) >= 0.9 * count
     assert sum([e < 0 for e in events] == [r < 0 for r in real] for events, real in pairs) >= 0.99 * count
-    assert sum(share == 0 for share in off) >= 0.57 * count
-    assert sum(share <= 0.01 for share in off) >= 0.72 * count
-    assert sum(share <= 0.10 for share in off) >= 0.94 * count
-    assert max(off) < 0.45
+    assert sum(share == 0 for share in off) >= 0.95 * count
+    assert sum(share <= 0.01 for share in off) >= 0.98 * count
+    assert sum(share <= 0.10 for share in off) >= 0.98 * count
+    assert max(off) < 0.16
 
 
 def test_the_reserve_holds_gates_and_cells():

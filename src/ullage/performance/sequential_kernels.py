@@ -2,7 +2,8 @@
 
 Interpolation has a thread for each place of an image, which goes through all samples and channels and waits for memory
 in each round (`UpSampleBilinear2d.cu`). `im2col` launches a kernel for each sample (`Im2Col.cu`). A batch norm has a
-block for each channel (`Normalization.cuh`): of few channels, most SMs have none. Nothing here imports PyTorch.
+block for each channel (`Normalization.cuh`): of few channels, most SMs have none. No program fits the figures: they
+come from 132 timed calls (benchmarks/results/utilization.md; 3 to 25 % off by operator) and from profiled steps.
 """
 
 import math
@@ -25,7 +26,7 @@ _ADDED_BY_BLOCK_S, _ADDED_S = 0.3e-9, 3e-12
 # and the host time of each further kernel, as a share of that of a call with one kernel.
 _SAMPLE_S, _BY_WINDOW, _OF_A_LAUNCH = 1.3e-6, 0.6, 0.22
 _BLOCK = 1024  # threads of a block of im2col
-# The least seconds for each number of a channel, and the argument that selects the statistics of the batch.
+# The least seconds for each number of a channel, by steps that were profiled, and the argument that selects statistics.
 _NORMS = {
     "native_batch_norm": (0.8e-9, 5),
     "native_batch_norm_backward": (1.5e-9, 7),
@@ -35,8 +36,7 @@ _NORMS = {
 
 
 class Serial(NamedTuple):
-    """A call that takes at least `seconds`, has this number of `blocks` on the GPU at once, and takes the host as long
-    as this number of `launches`."""
+    """The least `seconds` of a call, its `blocks` on the GPU at once, and its host time in `launches`."""
 
     seconds: float
     blocks: int

@@ -1,11 +1,11 @@
 """Recurrent networks by cuDNN, and PyTorch's fused cells (aten/src/ATen/native/cudnn/RNN.cpp, cuda/RNN.cu).
 
-cuDNN's own memory is not documented; the figures (`cudnn/data`) come from calls on an H200. Of 600 other calls, drawn
-at random, 254 are exact in every size; the peak of the step is exact for 349, within 1% for 434 and within 10% for
-565 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
+cuDNN's own memory is not documented; `benchmarks/training/cudnn_figures.py` fits its figures (`cudnn/data`) to calls on
+an H200. Of 600 other calls, drawn at random, 557 are exact in every size; the peak of the step is exact for 588 and
+within 1% for 599 of them (`benchmarks/accuracy/operators.py compare-recurrent`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,6 @@ RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 _GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
 _NAMES = {RELU: "plain", TANH: "plain", LSTM: "lstm", GRU: "gru"}
 _FIGURES = figures_of("recurrent")
-_HEADER: int = _FIGURES["header"]
-_CHOICES = {"least": 0, "middle": 1, "most": -1}  # places among sums in their order
 _PERSISTENT_SMS = 98
 _VOLTA_PERSISTS = ((40, 128), (20, 96), (10, 32))  # the fewest steps, and the largest batch
 
@@ -84,7 +82,7 @@ class RecurrentNetwork:
         """Return the bytes kept for the backward pass: gates, cells, values between layers, and dropout masks."""
         unit = self.tokens * self.hidden * self.directions * self.dtype.itemsize
         gates = 6 if self.mode == GRU else _GATES[self.mode]
-        size = _HEADER + _aligned(gates * unit * self.layers) + _aligned(unit * (self.layers - 1))
+        size = int(_FIGURES["header"]) + _aligned(gates * unit * self.layers) + _aligned(unit * (self.layers - 1))
         if self.mode == LSTM:
             size += _aligned(unit * self.layers)
         if self.projected:
@@ -96,10 +94,36 @@ class RecurrentNetwork:
         return size
 
     def workspace(self, backward: bool = False) -> int:
-        itemsize = self.dtype.itemsize
+        """Return the bytes of cuDNN's workspace: a fixed part, and the buffers of the pass that needs more."""
+        values, row = self.values(), self.row(backward)
+        passes = ("forward", "backward") if self.train else ("forward",)
+        return self.fixed() + max(buffer_bytes(row[each], values) for each in passes)
+
+    def fixed(self) -> int:
+        """Return the bytes of a workspace that do not depend on the steps: a part of the library, and the weights."""
         lengths = 0 if self.packed else _aligned(8 * self.batch)
-        fixed = _HEADER + lengths + int(_FIGURES["library"]) * self.layers * self.directions
-        return _aligned(self._elements(backward) * itemsize) + self.matrices() * itemsize + fixed
+        weights = _aligned(self.matrices() * self.dtype.itemsize)
+        return int(_FIGURES["header"] + _FIGURES["library"] * self.layers * self.directions) + lengths + weights
+
+    def values(self) -> dict[str, int]:
+        """Return the bytes of what the buffers of a workspace hold."""
+        once, cell = (rows * self.hidden * self.dtype.itemsize for rows in (self.tokens, self.batch))
+        token, given = once * self.directions, self.tokens * self.inputs * self.dtype.itemsize
+        step = next(step for step in _FIGURES["window"] if self.batch <= step.get("batch", self.batch))
+        window = (step["first"] + step["each"] * self.layers) * cell * self.directions
+        projected = self.projected * self.directions * self.dtype.itemsize
+        return {
+            "once": once,
+            "token": token,
+            "given": given,
+            "widest": max(token, given * self.directions),
+            "window": min(token, window) if self.deep else token,
+            "deep": 2 * token if self.deep else token,
+            "dropped": token if self.deep and self.dropout else 0,
+            "state": cell * self.directions * self.layers,
+            "projected": self.tokens * projected,
+            "projected_state": self.batch * projected * self.layers,
+        }
 
     def _persists(self) -> bool:
         """RNN.cpp, get_algo: one layer of half precision may stay on the multiprocessors."""
@@ -120,45 +144,18 @@ class RecurrentNetwork:
         few = self.mode == LSTM or self.batch < 96 or self.hidden < 896
         return self.batch % 8 == 0 and self.batch <= 128 and few
 
-    def _elements(self, backward: bool) -> int:
-        """Return the numbers in the workspace: the sum of all rows of the figures whose words apply."""
-        cell = self.batch * self.hidden
-        values = {
-            "token": self.tokens * self.hidden,
-            "given": self.tokens * self.inputs,
-            "cell": cell,
-            "state": cell * self.layers,
-            "projected": self.tokens * self.projected,
-            "projected_state": self.batch * self.projected * self.layers,
-        }
-        total, words = 0, self._words(backward)
-        for row in _FIGURES["elements"]:
-            if words.issuperset(row["words"].split()):
-                total += _sum_of(row["sum"], values)
-                for choice, place in _CHOICES.items():
-                    if choice in row:
-                        total += sorted(_sum_of(counts, values) for counts in row[choice])[place]
-        return total
-
-    def _words(self, backward: bool) -> set[str]:
-        """Return the words for this network in the figures; small ones stay on the multiprocessors for all steps."""
+    def row(self, backward: bool) -> dict[str, Any]:
+        """Return the buffers of this kind of network; small ones stay on the multiprocessors for all steps."""
         most = _FIGURES["small"]["backward" if backward else "forward"][_GATES[self.mode] == 1]
         small = self.hidden <= most and self.dtype is not torch.bfloat16 and not self.projected
-        return {
-            _NAMES[self.mode],
-            "lstm" if self.mode == LSTM else "other",
-            "both" if self.directions == 2 else "one",
-            "packed" if self.packed else "padded",
-            "small" if small or self._persists() else "large",
-            "deep" if self.deep else "shallow",
-            "train" if self.train else "eval",
-            "dropout" if self.dropout and self.deep else "certain",
-            "projected" if self.projected else "whole",
-        }
+        words = {_NAMES[self.mode], "both" if self.directions == 2 else "one", "packed" if self.packed else "padded"}
+        words |= {"small" if small or self._persists() else "large", "projected" if self.projected else "whole"}
+        return next(row for row in _FIGURES["buffers"] if words.issuperset(row["words"].split()))
 
 
-def _sum_of(counts: Mapping[str, int], values: Mapping[str, int]) -> int:
-    return sum(count * values[name] for name, count in counts.items())
+def buffer_bytes(counts: Mapping[str, Sequence[int]], values: Mapping[str, int]) -> int:
+    """Return the bytes of buffers that each hold a value some times."""
+    return sum(_aligned(count * values[name]) for name, several in counts.items() for count in several)
 
 
 def network_of(call_args: Any, gpu: GPU, offset: int = 0) -> RecurrentNetwork:
