@@ -217,7 +217,7 @@ def compare(options: argparse.Namespace) -> None:
     for name, text in {"epochs": slowdowns_table(rows), "epochs energy": energy_table(rows)}.items():
         print(text, end="\n\n")
         if options.write:
-            PAGE.write_text(collocation.written(PAGE.read_text(), name, text))
+            PAGE.write_text(collocation.written(PAGE.read_text(), f"collocation: {name}", text, PAGE))
 
 
 def main() -> None:

@@ -343,7 +343,7 @@ def tables(options: argparse.Namespace) -> None:
     for name, text in tables_of([json.loads(line) for line in options.file.open()]).items():
         print(text, end="\n\n")
         if options.write:
-            PAGE.write_text(collocation.written(PAGE.read_text(), name, text))
+            PAGE.write_text(collocation.written(PAGE.read_text(), f"collocation: {name}", text, PAGE))
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def test_tables_of_chapter_3_are_those_of_the_data(name: str, programs: ModuleTy
     rows = [json.loads(line) for line in monitoring_costs.DATA.open()]
     table = monitoring_costs.tables_of(rows)[name]
     page = monitoring_costs.PAGE.read_text()
-    assert programs.written(page, name, table) == page
+    assert programs.written(page, f"collocation: {name}", table) == page
     assert table.count("\n") > 5
 
 
@@ -67,5 +67,5 @@ def test_energy_of_chapter_4_is_that_of_the_data(programs: ModuleType) -> None:
 
     table = collocated_epochs.energy_table(collocated_epochs.measured(collocated_epochs.DATA))
     page = collocated_epochs.PAGE.read_text()
-    assert programs.written(page, "epochs energy", table) == page
+    assert programs.written(page, "collocation: epochs energy", table) == page
     assert table.count("\n") == 1 + 4 * len(collocated_epochs.JOBS)
