@@ -164,6 +164,9 @@ def test_the_winner_on_the_later_traces():
         ("long-known", 1948): {"ullage+mps": [57], f"{ten}+mps": [57]},
         ("overbooked", 9796): {"ullage": [51], ten: [56], "magm": [59]},
         ("overbooked", 9639): {"ullage+mps": [45], f"{ten}+mps": [55]},
+        ("small-heavy", 4879): {"ullage": [43], ten: [59]},
+        ("large-heavy", 6035): {"ullage": [62], ten: [75]},
+        ("long-heavy", 8567): {"ullage": [68], ten: [69]},
     }
 
 
