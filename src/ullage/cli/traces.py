@@ -1,10 +1,11 @@
-"""`ullage trace`: look at a trace of jobs, generate one, or convert one to Ullage's own format."""
+"""`ullage trace`: look at a trace of jobs, generate one, convert one to Ullage's own format, or run one."""
 
 import json
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
+from ullage.cli import completion
 from ullage.cli.options import Json, Seed, argument, option, with_options
 from ullage.cli.progress import following
 from ullage.cli.scenarios import DrawnOptions, TraceOptions, drawn_source
@@ -15,6 +16,9 @@ from ullage.text import plain
 from ullage.units import format_bytes, format_duration
 
 _MOST_KINDS = 20
+RUN = "Running the trace"
+_PROMISES = "Estimator that sets promises, as in 'ullage simulate'; without it the daemon estimates the job files."
+_ESTIMATORS = completion.promising_estimators
 
 
 @with_options(TraceOptions, DrawnOptions)
@@ -26,23 +30,40 @@ def trace(
         Path | None, option("Write the trace to a new .csv or .json file, or .gz of one.", "FILE.csv")
     ] = None,
     for_gpus: Annotated[int, option("With --generate: number of GPUs that --load refers to.", "N", min=1)] = 4,
+    run: Annotated[
+        bool, option("Run the jobs on the daemon, as stand-ins with their memory and time.", "--run", panel=RUN)
+    ] = False,
+    speed: Annotated[
+        str | None, option("How many times faster the jobs come and run.", "60x", default="1x", panel=RUN)
+    ] = None,
+    estimator: Annotated[str | None, option(_PROMISES, "--estimator -e NAME", panel=RUN, complete=_ESTIMATORS)] = None,
+    save: Annotated[Path | None, option("Write the run to this .json or .json.gz file.", "FILE", panel=RUN)] = None,
     seed: Seed = 0,
     as_json: Json = False,
     **options: Any,
 ) -> None:
-    """Show the jobs of a trace: count, arrivals, memory and duration.
+    """Show the jobs of a trace: count, arrivals, memory and duration, or run them.
 
     --generate creates a trace of known workloads instead. Every assumption is printed.
+
+    --run submits the jobs to the daemon at their times. Stand-ins take their memory, also of virtual GPUs, and can run
+    out of it. Ctrl-C cancels them. The figures are in the time of the trace. 'ullage simulate --compare-with' reads the
+    --save file.
 
     Examples:
 
       ullage trace philly/cluster_job_log --limit 10000
       ullage trace --generate 500 --for-gpus 8 --load 1.2 --out jobs.csv
+      ullage trace philly_heavy-60-tasks.sh --run --speed 60x
     """
     from ullage.manager.simulation.reading import read_trace, write_trace
 
     if (file is None) == (options["generate"] is None):
         raise InvalidValue("trace needs either a file or --generate N; type for example: ullage trace jobs.csv")
+    run_options = {"--speed": speed, "--estimator": estimator, "--save": save}
+    for name, value in run_options.items():
+        if value is not None and not run:
+            raise InvalidValue(f"{name} works only with --run; add it")
     if file is None:
         read = drawn_source(for_gpus, options).read(seed)
     else:
@@ -51,7 +72,53 @@ def trace(
             read = read_trace(file, format=options["trace_format"], seed=seed, **chosen)
     if out is not None:
         write_trace(read, out)
-    _print(read, as_json, *([] if out is None else [f"written: {out}"]))
+    if run:
+        _run(read, _factor(speed or "1x"), estimator, save, as_json)
+    else:
+        _print(read, as_json, *([] if out is None else [f"written: {out}"]))
+
+
+def _factor(text: str) -> float:
+    try:
+        return float(text.removesuffix("x"))
+    except ValueError:
+        raise InvalidValue(f"--speed must be a factor such as 60x, got {text!r}") from None
+
+
+def _run(read: JobTrace, speed: float, estimator: str | None, save: Path | None, as_json: bool) -> None:
+    from ullage.cli.simulation import runs_remarks, runs_table
+    from ullage.manager.client import Client
+    from ullage.manager.execution import execute
+    from ullage.manager.simulation.result import DONE, OUT_OF_MEMORY, check_results_file, write_results
+
+    if save is not None:
+        check_results_file(save)
+    with Client() as client, following(f"running {plain(read.name)}", len(read.jobs), stoppable=True) as going:
+
+        def show(submitted: int, over: int) -> None:
+            going.doing(f"{submitted:,} submitted", over)
+
+        result = execute(read, client, speed, estimator, show)
+    going.end()
+    if save is not None:
+        write_results(save, [result])
+    crashed = [(job, [each.cause for each in job.attempts].count(OUT_OF_MEMORY)) for job in result.jobs]
+    recoveries = [
+        {"job": job.id, "kind": job.kind, "ooms": count, "state": job.state} for job, count in crashed if count
+    ]
+    notes = [*read.notes, f"times are {speed:g} times those measured; activity and energy are predicted"]
+    if as_json:
+        print(json.dumps({"runs": [result.summary()], "recoveries": recoveries, "notes": notes}))
+        return
+    print(runs_table([result]))
+    for line in [*runs_remarks([result]), *map(plain, notes)]:
+        print(line)
+    recovered = sum(row["state"] == DONE for row in recoveries)
+    print(f"{len(recoveries)} jobs ran out of memory, {recovered} of them recovered")
+    for row in recoveries[:_MOST_KINDS]:
+        print(f"  job {row['job']}, {plain(row['kind'])}: {row['ooms']} times out of memory, then {row['state']}")
+    if save is not None:
+        print(f"written: {save}")
 
 
 def _facts(read: JobTrace) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from ullage.errors import InvalidValue, MissingPackage, nearest
 from ullage.text import plain
+from ullage.units import parse_bytes
 
 try:
     from pydantic import (
@@ -86,7 +87,8 @@ class JobSpec(BaseModel):
     """The request for a job, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
 
     `None` means unset. Sizes are in bytes or text such as `12GiB`, times in seconds or text such as `90m`. `memory` is
-    the promise to request on each GPU, in place of an estimate.
+    the promise to request on each GPU, in place of an estimate. `measured` is the true memory on each GPU, if known,
+    which only the policies called oracles use.
 
     It does not check that the command, the GPUs and the jobs to wait for exist.
     """
@@ -110,6 +112,7 @@ class JobSpec(BaseModel):
     min_speed: Annotated[
         float | None, Option("Share a GPU only at this share of full speed, such as 0.8.", "SHARE", _DAEMON)
     ] = Field(None, ge=0, le=1)
+    measured: Bytes | None = Field(None, gt=0, le=1 << 50)
     model: Annotated[
         _Text | None, Option("Estimate this model instead of the script, such as torchvision:resnet50.", "SOURCE")
     ] = None
@@ -303,13 +306,13 @@ EDITABLE = (
 # `.rad` files are the job files of RAD-RM (dissertation, listing 6.1): an environment (`conda activate NAME`), the
 # command, then entries in one of two forms. The keyed form, of the listing, has lines such as `model: resnet.txt` and
 # `policy: exclusive`. The positional form, which RAD-RM's code reads, has one value per line: those of `POSITIONS`. Its
-# last four, in MiB, are the measured memory and three estimates; they are not used here.
+# last four, in MiB, are the measured memory, for oracles, and three estimates, for traces.
 #
 # RAD-RM's code ignores the policy of the positional form: every published file says `exclusive` but is placed by the
 # site's policy. So Ullage ignores it, too, with a note. In the keyed form, the policy applies.
 
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
-_UNUSED = ("dataset", *POSITIONS[5:])
+_ESTIMATES = POSITIONS[6:]
 _NOT_KEYED = ("command", "env", "estimate", "exclusive", "mps_threads", "mps_memory", "umask", "output", "error")
 KEYS = ("policy", "dataset", *(name for name in JobSpec.model_fields if name not in (*_NOT_KEYED, "interactive")))
 _KEYED = re.compile(r"([A-Za-z_][A-Za-z_ -]*?)\s*:(\s.*|)", re.DOTALL)
@@ -322,11 +325,13 @@ _BATCH = re.compile(r"(?:--batch[-_]size|--b|-b|--mini-batch-size)[ =](\d{1,18})
 
 @dataclass
 class FileValues:
-    """The values of a file by the names of `JobSpec`, their line numbers, and notes for the submitter."""
+    """The values of a file by the names of `JobSpec`, their line numbers, notes for the submitter, and the estimates
+    in the file, in bytes."""
 
     values: dict[str, Any]
     line_of: Callable[[str], int | None] = lambda name: None
     notes: list[str] = field(default_factory=list)
+    estimates: dict[str, int] = field(default_factory=dict)
 
 
 def _is_exclusive(policy: Any, where: str) -> bool:
@@ -423,9 +428,19 @@ def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: st
                 rad_file.notes.append(f"policy {value!r} was not followed: in this form of .rad files the site decides")
         elif name == "model" and not _MODEL.fullmatch(value):
             rad_file.values[name] = str(Path(path).absolute().parent / value)  # a file that describes the layers
-        elif name not in _UNUSED:
-            rad_file.values[name] = value
+        elif name in _ESTIMATES:
+            rad_file.estimates[name] = _mebibytes(value, name, f"{path}, line {number}")
+        elif name != "dataset":
+            in_mebibytes = name == "measured" and not is_keyed
+            rad_file.values[name] = _mebibytes(value, name, f"{path}, line {number}") if in_mebibytes else value
     return rad_file
+
+
+def _mebibytes(value: str, name: str, where: str) -> int:
+    try:
+        return parse_bytes(f"{value}MiB")
+    except InvalidValue:
+        raise InvalidValue(f"{where}: {name} must be a number of MiB, got {value[:80]!r}") from None
 
 
 def _compare_batch_sizes(rad_file: FileValues, command: str) -> None:
@@ -438,10 +453,11 @@ def _compare_batch_sizes(rad_file: FileValues, command: str) -> None:
 
 @dataclass(frozen=True)
 class ParsedJobFile:
-    """A job from a file, and notes for its submitter."""
+    """A job from a file, notes for its submitter, and the estimates in the file, in bytes."""
 
     spec: JobSpec
     notes: tuple[str, ...] = ()
+    estimates: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_job(path: str | os.PathLike[str]) -> ParsedJobFile:
@@ -451,7 +467,8 @@ def read_job(path: str | os.PathLike[str]) -> ParsedJobFile:
     if reader is None:
         raise InvalidValue(f"a job file must end in .toml or .rad, got {str(path)!r}")
     file_values = reader(_text(file), str(path))
-    return ParsedJobFile(_spec(file_values, str(path), file.absolute().parent), tuple(file_values.notes))
+    spec = _spec(file_values, str(path), file.absolute().parent)
+    return ParsedJobFile(spec, tuple(file_values.notes), file_values.estimates)
 
 
 def _text(file: Path) -> str:

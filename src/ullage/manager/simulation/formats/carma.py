@@ -1,11 +1,14 @@
-"""The evaluation traces of RAD-RM and CARMA: jobs by script name, with the estimates of three estimators."""
+"""The evaluation traces of RAD-RM and CARMA: tables of jobs with the estimates of three estimators, and the shell
+scripts that submit their `.rad` files."""
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
+from ullage.errors import InvalidValue
 from ullage.manager.simulation.assignment import Assignment, TraceFormat, similar_alone
-from ullage.manager.simulation.formats.files import TraceRow, has_columns, table
-from ullage.manager.simulation.known import known_workloads
+from ullage.manager.simulation.formats.files import TraceRow, has_columns, left_out, opened, table
+from ullage.manager.simulation.known import KnownWorkload, known_workloads
 from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
 from ullage.units import MIB
 
@@ -47,8 +50,7 @@ def _read(path: Path, assignment: Assignment) -> JobTrace:
 
 
 def _kind(model: str, batch: int, row: TraceRow) -> tuple[JobKind, str | None]:
-    published = {(known.published, known.batch_size): known for known in known_workloads().values()}
-    known = published.get((model, batch))
+    known = _published().get((model, batch))
     memory = row.whole("mem_mib") * MIB
     estimates = {name: row.mebibytes(column) for name, column in _ESTIMATES.items()}
     if known is not None:
@@ -57,6 +59,10 @@ def _kind(model: str, batch: int, row: TraceRow) -> tuple[JobKind, str | None]:
     alone, like = similar_alone(memory)
     note = f"what {name} does on a GPU is not known: taken from {like}, whose memory is nearest"
     return JobKind(name, memory, alone, {**estimates, "ullage": None}), note
+
+
+def _published() -> dict[tuple[str, int], KnownWorkload]:
+    return {(known.published, known.batch_size): known for known in known_workloads().values()}
 
 
 def _epochs_run(row: TraceRow) -> float:
@@ -70,4 +76,97 @@ CARMA = TraceFormat(
     "evaluation traces of RAD-RM and CARMA (arrival_s, model, mem_mib, duration_min_mapper)",
     has_columns("arrival_s", "duration_min_mapper"),
     _read,
+)
+
+
+# Scripts. They are parsed, and never run: only the lines below are allowed, besides comments.
+
+_SUBMIT = re.compile(r"(?:python3? +)?(?:[\w.~+-]*/)*submit\.py +--task[ =]([\w./~+-]+\.rad)")
+_SLEEP = re.compile(r"sleep +(\d{1,9}(?:\.\d+)?)")
+_EPOCHS = re.compile(r"--n?epochs[ =](\d{1,6})(?=\s|$)")
+_BATCH = re.compile(r"--batch[-_]size[ =](\d{1,9})(?=\s|$)")
+_SCRIPT_OF = re.compile(r"([\w-]+)\.py(?=\s|$)")
+_LONGEST_SLEEP, _MOST_LINES = 7 * 86400, 200_000
+
+
+def _is_script(text: str) -> bool:
+    return any(_SUBMIT.fullmatch(line.strip()) for line in text.splitlines())
+
+
+def _read_script(path: Path, assignment: Assignment) -> JobTrace:
+    """Read jobs that arrive after the sleeps before them, need the measured memory of their `.rad` file, and work the
+    measured epochs of the same known workload."""
+    kinds: dict[Path, tuple[JobKind, float, int] | None] = {}
+    jobs: list[TraceJob] = []
+    unknown: list[str] = []
+    for arrival, file in _submissions(path):
+        if file not in kinds:
+            kinds[file] = _of_rad_file(file)
+        described = kinds[file]
+        if described is None:
+            unknown.append(file.name)
+        else:
+            kind, work_s, gpus = described
+            jobs.append(TraceJob(len(jobs) + 1, arrival, kind, work_s, gpus))
+    notes = [f"{note} ({', '.join(dict.fromkeys(unknown))})" for note in left_out(len(unknown))]
+    notes.append("jobs work the published time of their epochs alone on an A100-40GB, with the memory in their files")
+    return JobTrace(path.name, jobs, notes)
+
+
+def _submissions(path: Path) -> Iterator[tuple[float, Path]]:
+    """Yield each submission of a script: its time, and the job file."""
+    arrival = 0.0
+    with opened(path) as lines:
+        for number, text in enumerate(lines, 1):
+            line, where = text.strip(), f"{path}, line {number}"
+            if not line or line.startswith("#"):
+                continue
+            if sleep := _SLEEP.fullmatch(line):
+                if float(sleep[1]) > _LONGEST_SLEEP:
+                    raise InvalidValue(f"{where}: sleep must be at most {_LONGEST_SLEEP} s, a week, got {sleep[1]}")
+                arrival += float(sleep[1])
+            elif submit := _SUBMIT.fullmatch(line):
+                yield arrival, _job_file(path, PurePosixPath(submit[1]), where)
+            else:
+                needed = "line must be 'python submit.py --task JOB.rad' or 'sleep SECONDS'"
+                raise InvalidValue(f"{where}: {needed}, got {line[:80]!r}; the script is only read, never run")
+            if number >= _MOST_LINES:
+                raise InvalidValue(f"{path} must have at most {_MOST_LINES:,} lines, got more")
+
+
+def _job_file(script: Path, task: PurePosixPath, where: str) -> Path:
+    """Return the job file: beside the script, or in the last folder of its path, there or in the current folder."""
+    if ".." in task.parts:
+        raise InvalidValue(f"{where}: the job file must be in the script's folder or below, got {str(task)[:80]!r}")
+    tail = Path(*task.relative_to(task.anchor).parts[-2:])
+    places = (script.parent / task.name, script.parent / tail, tail)
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        raise InvalidValue(f"{where}: there is no {task.name[:80]} in {script.parent} or {script.parent / tail.parent}")
+    return file
+
+
+def _of_rad_file(file: Path) -> tuple[JobKind, float, int] | None:
+    """Return the kind of a job, its work in seconds and its GPUs; `None` if its work is unknown."""
+    from ullage.jobs.job_files import read_job
+
+    job = read_job(file)
+    command = " ".join(job.spec.command)
+    script, batch, epochs = (pattern.search(command) for pattern in (_SCRIPT_OF, _BATCH, _EPOCHS))
+    batch_size = int(batch[1]) if batch else job.spec.batch_size
+    known = _published().get((script[1] if script else "", batch_size or 0))
+    if known is None:
+        return None
+    memory = job.spec.measured or known.kind.memory
+    kind = JobKind(
+        known.name, memory, known.kind.alone, {**known.kind.estimates, **job.estimates}, file=file.absolute()
+    )
+    return kind, known.epoch_s * (int(epochs[1]) if epochs else known.epochs[0]), job.spec.gpus
+
+
+CARMA_SCRIPT = TraceFormat(
+    "carma-script",
+    "scripts that submit .rad files of RAD-RM and CARMA, with sleep between",
+    _is_script,
+    _read_script,
 )

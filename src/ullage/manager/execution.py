@@ -1,0 +1,102 @@
+"""Runs a trace through a daemon: each job is submitted at its time as a stand-in with its memory, activity and work."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ullage.errors import InvalidValue, UllageError
+from ullage.jobs.job_files import JobSpec, make_job, read_job
+from ullage.manager.client import Client
+from ullage.manager.simulation.history import as_it_was
+from ullage.manager.simulation.known import MEASURED_ON, promise_of
+from ullage.manager.simulation.result import SimulationResult
+from ullage.manager.simulation.trace import JobTrace, TraceJob
+from ullage.virtual.shared_card.stand_in import StandIn
+
+FASTEST = 10_000.0
+_LOOK = 0.3  # seconds between two looks at the queue
+_MOMENTS = ("placed", "started", "ended")
+
+
+def execute(
+    trace: JobTrace,
+    client: Client,
+    speed: float = 1.0,
+    estimator: str | None = None,
+    progress: Callable[[int, int], None] = lambda submitted, over: None,
+) -> SimulationResult:
+    """Run the jobs of a trace on a daemon, `speed` times faster than recorded, and return the outcome in their time.
+
+    Promises are those of the `estimator`, as in a simulation; None: the daemon's estimates of what the job files
+    describe. If anything interrupts the run, its jobs are cancelled. Energy and activity are predicted.
+    """
+    if not 0 < speed <= FASTEST:
+        raise InvalidValue(f"speed must be above 0 and at most {FASTEST:g}, got {speed:g}")
+    specs = [_spec(job, speed, estimator) for job in trace.jobs]
+    begin, since, numbers = time.monotonic(), time.time(), list[int]()
+    try:
+        over = 0
+        while over < len(specs):
+            due = begin + trace.jobs[len(numbers)].arrival / speed if len(numbers) < len(specs) else None
+            if due is not None and time.monotonic() >= due:
+                numbers += client.submit_spec(specs[len(numbers)])["jobs"]
+                continue
+            waiting = {job["id"] for job in client.queue()}
+            over = sum(number not in waiting for number in numbers)
+            progress(len(numbers), over)
+            time.sleep(_LOOK if due is None else min(_LOOK, max(0.0, due - time.monotonic())))
+    except BaseException:
+        with contextlib.suppress(UllageError):
+            waiting = {job["id"] for job in client.queue()}
+            client.cancel(*waiting.intersection(numbers))
+        raise
+    jobs = dict(zip(numbers, trace.jobs, strict=True))
+    result = as_it_was(_in_time_of_trace(client.trace(since - 1.0), since, speed, jobs))
+    label = f"{client.ping()['policy']}, executed"
+    return replace(result, trace=trace.name, scenario=result.scenario.but(label=label))
+
+
+def _spec(job: TraceJob, speed: float, estimator: str | None) -> JobSpec:
+    kind = job.kind
+    alone = kind.alone.get(MEASURED_ON) or next(iter(kind.alone.values()), None)
+    gract, smact = (1.0, 1.0) if alone is None else (alone.busy, alone.smact)
+    command = StandIn(job.id, kind.memory, job.work_s, round(gract, 3), round(smact, 3), speed).command
+    own = {"command": command, "name": kind.name, "cwd": os.getcwd(), "env": dict(os.environ)}
+    own |= {"gpus": job.gpus, "measured": kind.memory, "priority": job.priority}
+    if job.time_limit is not None:
+        own["time_limit"] = job.time_limit / speed
+    if estimator is None and kind.file is not None:
+        return read_job(kind.file).spec.with_changes(**own, conda=None, venv=None)
+    promise = None if estimator is None else promise_of(kind, estimator)
+    return make_job({**own, "memory": promise, "estimator": "none"}, kind.name)
+
+
+def _in_time_of_trace(
+    history: Mapping[str, Any], begin: float, speed: float, jobs: Mapping[int, TraceJob]
+) -> dict[str, Any]:
+    """Return the history of these jobs in the time of the trace, with the known activity of their kinds."""
+
+    def moment(value: float | None) -> float | None:
+        return None if value is None else begin + (value - begin) * speed
+
+    def attempt_of(attempt: Mapping[str, Any]) -> dict[str, Any]:
+        lasted = attempt["elapsed"] and attempt["elapsed"] * speed
+        moments = {name: moment(attempt[name]) for name in _MOMENTS}
+        return {**attempt, **moments, "elapsed": lasted, "energy": None}  # a stand-in draws other power than its job
+
+    shown = [
+        {
+            **job,
+            "submitted": moment(job["submitted"]),
+            "queued": moment(job["queued"]),
+            "work": jobs[job["id"]].kind.name,
+            "attempts": [attempt_of(attempt) for attempt in job["attempts"]],
+        }
+        for job in history["jobs"]
+        if job["id"] in jobs
+    ]
+    works = {job.kind.name: {name: known.to_dict() for name, known in job.kind.alone.items()} for job in jobs.values()}
+    return {**history, "jobs": shown, "works": works}
