@@ -15,7 +15,7 @@ from pathlib import Path
 
 from collocation import table
 from rad_rm import GPUS, rad_rm
-from reproduction import PAGE, TRACES, written
+from reproduction import PAGE, TRACES, source_of, written
 from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.result import Figures
 from ullage.manager.simulation.scenario import Scenario
@@ -96,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write the tables into the page")
     options = parser.parse_args(arguments)
     content = {}
-    for name, file in TRACES.items():
-        source = TraceSource(str(options.traces / file))
+    for name in TRACES:
+        source = source_of(options.traces, name)
         figures = simulated(cases([source], SCENARIOS, range(options.seeds)), options.workers, options.kept)
         for words, base in (("exclusive", EXCLUSIVE), ("theirs", THEIRS)):
             content[f"{name} against {words}"] = table(HEAD, comparison(figures, base.name))

@@ -3,9 +3,10 @@
     python benchmarks/dissertation/reproduction.py TRACES --seeds 20 --out results.json
     python benchmarks/dissertation/reproduction.py TRACES --write
 
-TRACES is a folder with the authors' traces (trace_mix-90-tasks.csv and trace_heavy-60-tasks.csv). Prints the tables;
-`--write` puts them into lab/docs/reproduction.md, each between `<!-- reproduction: NAME -->` and
-`<!-- end -->`, and draws the pictures. `--kept FILE` goes on where an earlier call was stopped.
+TRACES is a folder with the traces as tables (trace_mix-90-tasks.csv and trace_heavy-60-tasks.csv), or as scripts with
+their job files (examples/carma). Prints the tables; `--write` puts them into lab/docs/reproduction.md, each between
+`<!-- reproduction: NAME -->` and `<!-- end -->`, and draws the pictures. `--kept FILE` goes on where an earlier call was
+stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, IMAGES = ROOT / "lab/docs/reproduction.md", ROOT / "docs/images"
-TRACES = {"90": "trace_mix-90-tasks.csv", "60": "trace_heavy-60-tasks.csv"}
+TRACES = {"90": "mix-90-tasks", "60": "heavy-60-tasks"}
 EXCLUSIVE = "exclusive"
 SHOWN = ("ooms", "total", "waiting", "running", "completion", "energy")
 
@@ -197,11 +198,20 @@ CHAPTER: dict[str, Callable[[], list[Run]]] = {
 }
 
 
-def simulated(folder: Path, seeds: int, workers: int = 1, cache: Path | None = None) -> dict[str, list[Done]]:
-    """All runs of the chapter, by section."""
+def source_of(folder: Path, trace: str) -> TraceSource:
+    """Return a trace in a folder, as a table or as a script."""
+    name = TRACES[trace]
+    table_file = folder / f"trace_{name}.csv"
+    return TraceSource(str(table_file if table_file.exists() else folder / f"philly_{name}.sh"))
+
+
+def simulated(
+    folder: Path, seeds: int, workers: int = 1, cache: Path | None = None, parts: Iterable[str] = CHAPTER
+) -> dict[str, list[Done]]:
+    """Return the runs of parts of the chapter, by section."""
     sections: dict[str, list[Done]] = {}
-    sources = {trace: TraceSource(str(folder / file)) for trace, file in TRACES.items()}
-    runs = {name: make() for name, make in CHAPTER.items()}
+    sources = {trace: source_of(folder, trace) for trace in TRACES}
+    runs = {name: CHAPTER[name]() for name in parts}
     wanted = {
         (run.trace, run.scenario): cases([sources[run.trace]], [run.scenario], range(seeds))
         for section in runs.values()
@@ -376,7 +386,7 @@ OVER_TIME = {"memory": ("memory in use, GiB", 40.0), "smact": ("SMACT, %", 100.0
 
 def time_picture(folder: Path) -> str:
     """Figures 6.13 to 6.15: the means over the four GPUs, exclusive and MAGM with GPUMemNet."""
-    trace = TraceSource(str(folder / TRACES["60"])).read(0)
+    trace = source_of(folder, "60").read(0)
     runs = {
         "timeslice": ("exclusive", simulate(trace, rad_rm("exclusive", "oracle"))),
         "mps": ("MAGM + GPUMemNet on MPS", simulate(trace, rad_rm("magm", "gpumemnet", smact=0.8))),
