@@ -1,12 +1,10 @@
 """The sixth chapter of E. Yousefzadeh-Asl-Miandoab's dissertation again, in the simulator, ours beside theirs.
 
-    python benchmarks/dissertation/reproduction.py TRACES --seeds 20 --out results.json
-    python benchmarks/dissertation/reproduction.py TRACES --write
+    python benchmarks/dissertation/reproduction.py --seeds 20 --out results.json
+    python benchmarks/dissertation/reproduction.py --write
 
-TRACES is a folder with the traces as tables (trace_mix-90-tasks.csv and trace_heavy-60-tasks.csv), or as scripts with
-their job files (examples/carma). Prints the tables; `--write` puts them into lab/docs/reproduction.md, each between
-`<!-- reproduction: NAME -->` and `<!-- end -->`, and draws the pictures. `--kept FILE` goes on where an earlier call was
-stopped.
+Prints the tables; `--write` puts them into lab/docs/reproduction.md, each between `<!-- reproduction: NAME -->` and
+`<!-- end -->`, and draws the pictures. `--kept FILE` goes on where an earlier call was stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +28,8 @@ from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, IMAGES = ROOT / "lab/docs/reproduction.md", ROOT / "docs/images"
-TRACES = {"90": "mix-90-tasks", "60": "heavy-60-tasks"}
+FILES = ROOT / "examples/carma"
+TRACES = {"90": "philly_mix-90-tasks", "60": "philly_heavy-60-tasks"}
 EXCLUSIVE = "exclusive"
 SHOWN = ("ooms", "total", "waiting", "running", "completion", "energy")
 
@@ -199,10 +198,9 @@ CHAPTER: dict[str, Callable[[], list[Run]]] = {
 
 
 def source_of(folder: Path, trace: str) -> TraceSource:
-    """Return a trace in a folder, as a table or as a script."""
-    name = TRACES[trace]
-    table_file = folder / f"trace_{name}.csv"
-    return TraceSource(str(table_file if table_file.exists() else folder / f"philly_{name}.sh"))
+    """Return a trace in a folder: the authors' script, or a table of the same name."""
+    script = folder / f"{TRACES[trace]}.sh"
+    return TraceSource(str(script if script.exists() else script.with_suffix(".csv")))
 
 
 def simulated(
@@ -464,7 +462,9 @@ def as_json(sections: Mapping[str, Sequence[Done]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The dissertation's chapter 6 again, ours beside theirs.")
-    parser.add_argument("traces", type=Path, help="folder with the authors' traces")
+    parser.add_argument(
+        "traces", type=Path, nargs="?", default=FILES, help="folder of the traces (default: the shipped)"
+    )
     parser.add_argument("--seeds", type=int, default=20, help="how often each run is drawn (default: 20)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--kept", type=Path, help="file of finished simulations, to go on with")

@@ -25,13 +25,12 @@ from pathlib import Path
 
 from collocation import table
 from rad_rm import GPUS, SHARED_S, WINDOW_S
-from reproduction import CHAPTER, EXCLUSIVE, ROOT, Done, Run, simulated, source_of
+from reproduction import CHAPTER, EXCLUSIVE, FILES, ROOT, Done, Run, simulated, source_of
 from ullage.errors import NoDaemon, UllageError
 from ullage.manager.client import Client
 from ullage.manager.execution import execute
 from ullage.manager.simulation.result import Figures
 
-FILES = ROOT / "examples/carma"
 POLICIES = "exclusive,round-robin,magm,lug,mug,first-fit,best-fit,worst-fit,least-utilized,ullage"
 TABLES = {
     "6.3": ("unknown", "ooms"),

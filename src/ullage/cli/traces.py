@@ -30,12 +30,8 @@ def trace(
         Path | None, option("Write the trace to a new .csv or .json file, or .gz of one.", "FILE.csv")
     ] = None,
     for_gpus: Annotated[int, option("With --generate: number of GPUs that --load refers to.", "N", min=1)] = 4,
-    run: Annotated[
-        bool, option("Run the jobs on the daemon, as stand-ins with their memory and time.", "--run", panel=RUN)
-    ] = False,
-    speed: Annotated[
-        str | None, option("How many times faster the jobs come and run.", "60x", default="1x", panel=RUN)
-    ] = None,
+    run: Annotated[bool, option("Run the jobs on the daemon, as stand-ins.", "--run", panel=RUN)] = False,
+    speed: Annotated[str | None, option("Speed of arrivals and work.", "60x", default="1x", panel=RUN)] = None,
     estimator: Annotated[str | None, option(_PROMISES, "--estimator -e NAME", panel=RUN, complete=_ESTIMATORS)] = None,
     save: Annotated[Path | None, option("Write the run to this .json or .json.gz file.", "FILE", panel=RUN)] = None,
     seed: Seed = 0,
@@ -47,8 +43,7 @@ def trace(
     --generate creates a trace of known workloads instead. Every assumption is printed.
 
     --run submits the jobs to the daemon at their times. Stand-ins take their memory, also of virtual GPUs, and can run
-    out of it. Ctrl-C cancels them. The figures are in the time of the trace. 'ullage simulate --compare-with' reads the
-    --save file.
+    out of it. Ctrl-C cancels them. Figures are in the trace's time. 'simulate --compare-with' reads the --save file.
 
     Examples:
 
@@ -60,8 +55,7 @@ def trace(
 
     if (file is None) == (options["generate"] is None):
         raise InvalidValue("trace needs either a file or --generate N; type for example: ullage trace jobs.csv")
-    run_options = {"--speed": speed, "--estimator": estimator, "--save": save}
-    for name, value in run_options.items():
+    for name, value in {"--speed": speed, "--estimator": estimator, "--save": save}.items():
         if value is not None and not run:
             raise InvalidValue(f"{name} works only with --run; add it")
     if file is None:
@@ -73,40 +67,31 @@ def trace(
     if out is not None:
         write_trace(read, out)
     if run:
-        _run(read, _factor(speed or "1x"), estimator, save, as_json)
+        _run(read, speed or "1x", estimator, save, as_json)
     else:
         _print(read, as_json, *([] if out is None else [f"written: {out}"]))
 
 
-def _factor(text: str) -> float:
-    try:
-        return float(text.removesuffix("x"))
-    except ValueError:
-        raise InvalidValue(f"--speed must be a factor such as 60x, got {text!r}") from None
-
-
-def _run(read: JobTrace, speed: float, estimator: str | None, save: Path | None, as_json: bool) -> None:
+def _run(read: JobTrace, speed: str, estimator: str | None, save: Path | None, as_json: bool) -> None:
     from ullage.cli.simulation import runs_remarks, runs_table
     from ullage.manager.client import Client
     from ullage.manager.execution import execute
     from ullage.manager.simulation.result import DONE, OUT_OF_MEMORY, check_results_file, write_results
 
+    try:
+        factor = float(speed.removesuffix("x"))
+    except ValueError:
+        raise InvalidValue(f"--speed must be a factor such as 60x, got {speed!r}") from None
     if save is not None:
         check_results_file(save)
     with Client() as client, following(f"running {plain(read.name)}", len(read.jobs), stoppable=True) as going:
-
-        def show(submitted: int, over: int) -> None:
-            going.doing(f"{submitted:,} submitted", over)
-
-        result = execute(read, client, speed, estimator, show)
+        result = execute(read, client, factor, estimator, lambda sent, over: going.doing(f"{sent:,} submitted", over))
     going.end()
     if save is not None:
         write_results(save, [result])
-    crashed = [(job, [each.cause for each in job.attempts].count(OUT_OF_MEMORY)) for job in result.jobs]
-    recoveries = [
-        {"job": job.id, "kind": job.kind, "ooms": count, "state": job.state} for job, count in crashed if count
-    ]
-    notes = [*read.notes, f"times are {speed:g} times those measured; activity and energy are predicted"]
+    ooms = Counter(job for job in result.jobs for each in job.attempts if each.cause == OUT_OF_MEMORY)
+    recoveries = [{"job": job.id, "kind": job.kind, "ooms": count, "state": job.state} for job, count in ooms.items()]
+    notes = [*read.notes, f"times are {factor:g} times those measured; activity and energy are predicted"]
     if as_json:
         print(json.dumps({"runs": [result.summary()], "recoveries": recoveries, "notes": notes}))
         return

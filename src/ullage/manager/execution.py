@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ullage.errors import InvalidValue, UllageError
+from ullage.hardware import gpu
 from ullage.jobs.job_files import JobSpec, make_job, read_job
 from ullage.manager.client import Client
 from ullage.manager.simulation.history import as_it_was
@@ -18,7 +20,6 @@ from ullage.virtual.shared_card.stand_in import StandIn
 
 FASTEST = 10_000.0
 _LOOK = 0.3  # seconds between two looks at the queue
-_MOMENTS = ("placed", "started", "ended")
 
 
 def execute(
@@ -36,22 +37,32 @@ def execute(
     if not 0 < speed <= FASTEST:
         raise InvalidValue(f"speed must be above 0 and at most {FASTEST:g}, got {speed:g}")
     specs = [_spec(job, speed, estimator) for job in trace.jobs]
-    begin, since, numbers = time.monotonic(), time.time(), list[int]()
+    for device in client.call("gpus"):
+        gpu(device["name"])  # refused now, not after the run
+    run, numbers, since, over = secrets.token_hex(16), list[int](), time.time(), 0
+
+    def submit() -> None:
+        place = len(numbers)
+        numbers.extend(client.submit_spec(specs[place], key=f"{run} {place}")["jobs"])
+
     try:
-        over = 0
         while over < len(specs):
-            due = begin + trace.jobs[len(numbers)].arrival / speed if len(numbers) < len(specs) else None
-            if due is not None and time.monotonic() >= due:
-                numbers += client.submit_spec(specs[len(numbers)])["jobs"]
+            rest = (
+                trace.jobs[len(numbers)].arrival / speed + since - time.time() if len(numbers) < len(specs) else _LOOK
+            )
+            if rest <= 0:
+                submit()
                 continue
             waiting = {job["id"] for job in client.queue()}
             over = sum(number not in waiting for number in numbers)
             progress(len(numbers), over)
-            time.sleep(_LOOK if due is None else min(_LOOK, max(0.0, due - time.monotonic())))
+            time.sleep(min(_LOOK, rest))
     except BaseException:
+        client.close()  # an answer may be under way
         with contextlib.suppress(UllageError):
-            waiting = {job["id"] for job in client.queue()}
-            client.cancel(*waiting.intersection(numbers))
+            if len(numbers) < len(specs):
+                submit()  # it may be known already, and is the same job then
+            client.cancel(*{job["id"] for job in client.queue()}.intersection(numbers))
         raise
     jobs = dict(zip(numbers, trace.jobs, strict=True))
     result = as_it_was(_in_time_of_trace(client.trace(since - 1.0), since, speed, jobs))
@@ -61,13 +72,17 @@ def execute(
 
 def _spec(job: TraceJob, speed: float, estimator: str | None) -> JobSpec:
     kind = job.kind
-    alone = kind.alone.get(MEASURED_ON) or next(iter(kind.alone.values()), None)
-    gract, smact = (1.0, 1.0) if alone is None else (alone.busy, alone.smact)
-    command = StandIn(job.id, kind.memory, job.work_s, round(gract, 3), round(smact, 3), speed).command
-    own = {"command": command, "name": kind.name, "cwd": os.getcwd(), "env": dict(os.environ)}
-    own |= {"gpus": job.gpus, "measured": kind.memory, "priority": job.priority}
-    if job.time_limit is not None:
-        own["time_limit"] = job.time_limit / speed
+    alone = kind.alone.get(MEASURED_ON)
+    gract, smact = (1.0, 1.0) if alone is None else (round(alone.busy, 3), round(alone.smact, 3))
+    own = {
+        "command": StandIn(job.id, kind.memory, job.work_s, gract, smact, speed).command,
+        "name": kind.name,
+        "cwd": os.getcwd(),
+        "env": dict(os.environ),
+        "gpus": job.gpus,
+        "measured": kind.memory,
+        "time_limit": job.time_limit and job.time_limit / speed,
+    }
     if estimator is None and kind.file is not None:
         return read_job(kind.file).spec.with_changes(**own, conda=None, venv=None)
     promise = None if estimator is None else promise_of(kind, estimator)
@@ -79,24 +94,24 @@ def _in_time_of_trace(
 ) -> dict[str, Any]:
     """Return the history of these jobs in the time of the trace, with the known activity of their kinds."""
 
-    def moment(value: float | None) -> float | None:
-        return None if value is None else begin + (value - begin) * speed
+    def moments(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: record[name] and begin + (record[name] - begin) * speed for name in names}
 
     def attempt_of(attempt: Mapping[str, Any]) -> dict[str, Any]:
         lasted = attempt["elapsed"] and attempt["elapsed"] * speed
-        moments = {name: moment(attempt[name]) for name in _MOMENTS}
-        return {**attempt, **moments, "elapsed": lasted, "energy": None}  # a stand-in draws other power than its job
+        scaled = moments(attempt, "placed", "started", "ended")
+        return {**attempt, **scaled, "elapsed": lasted, "energy": None}  # a stand-in draws other power than its job
 
     shown = [
         {
             **job,
-            "submitted": moment(job["submitted"]),
-            "queued": moment(job["queued"]),
+            **moments(job, "submitted", "queued"),
             "work": jobs[job["id"]].kind.name,
             "attempts": [attempt_of(attempt) for attempt in job["attempts"]],
         }
         for job in history["jobs"]
         if job["id"] in jobs
     ]
-    works = {job.kind.name: {name: known.to_dict() for name, known in job.kind.alone.items()} for job in jobs.values()}
+    kinds = [job.kind for job in jobs.values()]
+    works = {kind.name: {name: known.to_dict() for name, known in kind.alone.items()} for kind in kinds}
     return {**history, "jobs": shown, "works": works}

@@ -12,7 +12,7 @@ import pytest
 
 from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.generator import generate_trace
-from ullage.manager.simulation.reading import read_trace, write_trace
+from ullage.manager.simulation.reading import write_trace
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks" / "dissertation"
 
@@ -31,8 +31,8 @@ def scripts() -> Iterator[tuple[ModuleType, ModuleType]]:
 def chapter(scripts, tmp_path_factory):
     """Every run of the chapter on eight drawn jobs."""
     folder = tmp_path_factory.mktemp("traces")
-    for file in scripts[0].TRACES.values():
-        write_trace(generate_trace(8, 1, gpus=4, load=3.0, mix="heavy", spread=0.0), folder / file)
+    for name in scripts[0].TRACES.values():
+        write_trace(generate_trace(8, 1, gpus=4, load=3.0, mix="heavy", spread=0.0), folder / f"{name}.csv")
     return folder, scripts[0].simulated(folder, seeds=2)
 
 
@@ -82,8 +82,8 @@ def test_ours_and_theirs_meet_equal_jobs_and_are_paired(scripts) -> None:
     assert [row[0] for row in rows] == ["exclusive", *(each.name for each in script.SCENARIOS[2:])]
 
 
-def test_on_the_authors_trace_sharing_wins_and_ours_has_no_oom(scripts, reference) -> None:
-    trace = read_trace(reference("reference/trace_heavy-60-tasks.csv"))
+def test_on_the_authors_trace_sharing_wins_and_ours_has_no_oom(scripts) -> None:
+    trace = scripts[0].source_of(scripts[0].FILES, "60").read(0)
     ours = scripts[1].OURS
 
     def totals(scenario) -> float:

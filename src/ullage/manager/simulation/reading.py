@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ullage.errors import InvalidValue, UnknownName
 from ullage.manager.simulation.assignment import Assignment, Mix, TraceFormat
-from ullage.manager.simulation.formats.carma import CARMA, CARMA_SCRIPT
+from ullage.manager.simulation.formats.carma import CARMA
 from ullage.manager.simulation.formats.files import head
 from ullage.manager.simulation.formats.own import OWN, write_trace
 from ullage.manager.simulation.formats.public import ALIBABA_2020, ALIBABA_2023, HELIOS, PHILLY
@@ -14,7 +14,7 @@ from ullage.manager.simulation.trace import JobTrace
 
 __all__ = ["FORMATS", "read_trace", "write_trace"]
 
-FORMATS = {each.name: each for each in (OWN, CARMA, CARMA_SCRIPT, PHILLY, ALIBABA_2020, ALIBABA_2023, HELIOS, HISTORY)}
+FORMATS = {each.name: each for each in (OWN, CARMA, PHILLY, ALIBABA_2020, ALIBABA_2023, HELIOS, HISTORY)}
 
 
 def read_trace(

@@ -12,13 +12,13 @@ import time
 from typing import Any, NamedTuple
 
 from ullage.hardware import gpu as find_gpu
-from ullage.units import GIB, MIB
+from ullage.units import MIB
 from ullage.virtual.shared_card.cards import VARIABLE, Card, Cards, DeclaredActivity
 
 _STARTUP, _GROWTH = 10.0, 5.0  # seconds of a real job until it allocates, and until it holds all of its memory
 _PARTS = 20  # in which it takes its memory
 _LOOK = 0.2  # seconds after which it looks at its neighbours again
-_SIDE, _PERIOD = 8192, 0.1  # of matrices, and seconds between two series of products
+_SIDE, _PERIOD = 4096, 0.1  # of matrices, and seconds between two series of products
 
 
 class StandIn(NamedTuple):
@@ -33,15 +33,12 @@ class StandIn(NamedTuple):
 
     @property
     def command(self) -> list[str]:
-        """Return the command to submit."""
-        code = "from ullage.virtual.shared_card.stand_in import main; main()"
-        return [sys.executable, "-c", code, json.dumps(self._asdict())]
+        return [sys.executable, "-c", f"from {__name__} import main; main()", json.dumps(self._asdict())]
 
 
 def main() -> None:
-    began = time.monotonic()
     job = StandIn(**json.loads(sys.argv[1]))
-    time.sleep(max(0.0, _STARTUP / job.speed - (time.monotonic() - began)))
+    time.sleep(_STARTUP / job.speed)
     if VARIABLE in os.environ:
         _on_virtual_cards(job, Cards.open(os.environ[VARIABLE]).visible(os.environ.get("CUDA_VISIBLE_DEVICES")))
     else:
@@ -54,7 +51,11 @@ def _on_virtual_cards(job: StandIn, cards: list[Card]) -> None:
         size = min(part, job.memory - held)
         for card in cards:
             if not card.take(size):
-                _run_out_of_memory(card, size, held)
+                sys.exit(
+                    f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU "
+                    f"{card.index} has {card.total / MIB:.2f} MiB of which {card.free() / MIB:.2f} MiB is free. "
+                    f"Including non-PyTorch memory, this process has {held / MIB:.2f} MiB memory in use."
+                )
             card.declare(DeclaredActivity(job.gract, job.smact))
         held += size
         time.sleep(_GROWTH / _PARTS / job.speed)
@@ -71,35 +72,22 @@ def _speed(card: Card) -> float:
     return 1.0 / max(1.0, sum(each.gract for each in card.activities().values() if each is not None))
 
 
-def _run_out_of_memory(card: Card, size: int, held: int) -> None:
-    sys.exit(
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {size / MIB:.2f} MiB. GPU {card.index} has a "
-        f"total capacity of {card.total / GIB:.2f} GiB of which {card.free() / MIB:.2f} MiB is free. Including "
-        f"non-PyTorch memory, this process has {held / MIB:.2f} MiB memory in use."
-    )
-
-
 def _on_gpus(job: StandIn) -> None:
     import torch
 
-    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    factors = [torch.randn(_SIDE, _SIDE, device=device, dtype=torch.float16) for device in devices]
-    products = [factor @ factor for factor in factors]
-    kept: list[Any] = []
-    for device in devices:
-        context = find_gpu(torch.cuda.get_device_name(device)).context
-        rest = max(0, job.memory - context - torch.cuda.memory_reserved(device))
-        kept += [torch.empty(rest // _PARTS, dtype=torch.uint8, device=device) for _ in range(_PARTS)]
-    quickest, left = float("inf"), job.work_s / job.speed
+    factors = [torch.randn(_SIDE, _SIDE, device=f"cuda:{gpu}") for gpu in range(torch.cuda.device_count())]
+    products, blocks = [factor @ factor for factor in factors], list[Any]()
+    for factor in factors:
+        others = find_gpu(torch.cuda.get_device_name(factor.device)).context + torch.cuda.memory_reserved(factor.device)
+        blocks.append(torch.empty(max(0, job.memory - others), dtype=torch.uint8, device=factor.device))
+    quickest, left = 1.0, job.work_s / job.speed  # seconds of a product, and of work
     while left > 0:
-        began = time.monotonic()
-        count = max(1, round(job.smact * _PERIOD / quickest))
+        began, count = time.monotonic(), max(1, round(job.smact * _PERIOD / quickest))
         for factor, product in zip(factors, products, strict=True):
             for _ in range(count):
                 torch.mm(factor, factor, out=product)
-        for device in devices:
-            torch.cuda.synchronize(device)
+        for factor in factors:
+            torch.cuda.synchronize(factor.device)
         took = time.monotonic() - began
-        quickest = min(quickest, took / count)
+        quickest, left = min(quickest, took / count), left - _PERIOD
         time.sleep(max(0.0, _PERIOD - took))
-        left -= _PERIOD
