@@ -23,8 +23,10 @@ demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
 
 # What the documents behind Ullage describe, step by step, with the authors' job files and traces, and without a GPU.
+SPEED ?= 60
 seeds: $(READY)
-	$(BIN)/python benchmarks/dissertation/seeds.py --out build/seeds.md
+	mkdir -p build
+	$(BIN)/python benchmarks/dissertation/seeds.py --speed $(SPEED) --out build/seeds.md
 
 test: $(READY) ruff sizes words
 	$(MAKE) --no-print-directory -j 2 types test-quick

@@ -69,7 +69,7 @@ def test_policies_differ_as_they_are_defined(home, policy: str, gpu: int) -> Non
 
 def test_an_activity_limit_holds_where_it_is_set(home) -> None:
     client = started(home, "magm", "1xA100-40GB")
-    trace = trace_of((0, BUSY, 10, 300), (150, IDLE, 2, 30))
+    trace = trace_of((0, BUSY, 10, 900), (500, IDLE, 2, 30))
     beside = execute(trace, client, speed=100, estimator="oracle")
     assert beside.jobs[1].attempts[0].begin < beside.jobs[0].attempts[0].end
     home.stop()
