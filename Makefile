@@ -23,7 +23,7 @@ demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
 
 # What the documents behind Ullage describe, step by step, with the authors' job files and traces, and without a GPU.
-SPEED ?= 60
+SPEED ?= 120
 seeds: $(READY)
 	mkdir -p build
 	$(BIN)/python benchmarks/dissertation/seeds.py --speed $(SPEED) --out build/seeds.md

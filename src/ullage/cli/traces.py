@@ -91,7 +91,7 @@ def _run(read: JobTrace, speed: str, estimator: str | None, save: Path | None, a
         write_results(save, [result])
     ooms = Counter(job for job in result.jobs for each in job.attempts if each.cause == OUT_OF_MEMORY)
     recoveries = [{"job": job.id, "kind": job.kind, "ooms": count, "state": job.state} for job, count in ooms.items()]
-    notes = [*read.notes, f"times are {factor:g} times those measured; activity and energy are predicted"]
+    notes = [*read.notes, f"the measured times were {factor:g} times shorter; activity and energy are predicted"]
     if as_json:
         print(json.dumps({"runs": [result.summary()], "recoveries": recoveries, "notes": notes}))
         return
@@ -101,7 +101,7 @@ def _run(read: JobTrace, speed: str, estimator: str | None, save: Path | None, a
     recovered = sum(row["state"] == DONE for row in recoveries)
     print(f"{len(recoveries)} jobs ran out of memory, {recovered} of them recovered")
     for row in recoveries[:_MOST_KINDS]:
-        print(f"  job {row['job']}, {plain(row['kind'])}: {row['ooms']} times out of memory, then {row['state']}")
+        print(f"  job {row['job']}, {plain(row['kind'])}: out of memory {row['ooms']}x, then {row['state']}")
     if save is not None:
         print(f"written: {save}")
 

@@ -17,7 +17,7 @@ from ullage.virtual.shared_card.cards import VARIABLE, Card, Cards, DeclaredActi
 
 _STARTUP, _GROWTH = 10.0, 5.0  # seconds of a real job until it allocates, and until it holds all of its memory
 _PARTS = 20  # in which it takes its memory
-_LOOK = 0.2  # seconds after which it looks at its neighbours again
+_LOOK, _LOOKS = 0.2, 20  # least seconds between two looks at its neighbours, and looks at most, in its time alone
 _SIDE, _PERIOD = 4096, 0.1  # of matrices, and seconds between two series of products
 
 
@@ -62,7 +62,7 @@ def _on_virtual_cards(job: StandIn, cards: list[Card]) -> None:
     left, before = job.work_s / job.speed, time.monotonic()
     while left > 0:
         speed = min(map(_speed, cards), default=1.0)
-        time.sleep(min(_LOOK, left / speed))
+        time.sleep(min(max(_LOOK, job.work_s / job.speed / _LOOKS), left / speed))
         now = time.monotonic()
         left, before = left - (now - before) * speed, now
 
