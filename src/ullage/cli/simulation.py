@@ -277,7 +277,6 @@ _GIVE_WAY = ("memory", "smact", "slowdown", "running", "Δ energy", "waiting")
 
 
 def runs_table(runs: Sequence["SimulationResult"]) -> str:
-    """Return a table of runs, compared with the first."""
     from ullage.manager.simulation.measures import MEASURES, change
 
     compared = ("total", "energy") if len(runs) > 1 else ()
@@ -293,7 +292,6 @@ def runs_table(runs: Sequence["SimulationResult"]) -> str:
 
 
 def runs_remarks(runs: Sequence["SimulationResult"]) -> list[str]:
-    """Return lines about lost and failed jobs, and about unknown memory."""
     notes = []
     for run in runs:
         figures, scenario = run.figures, run.scenario

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from ullage.cli import completion
+from ullage.cli.completion import promising_estimators as _NAMES
 from ullage.cli.options import Json, Seed, argument, option, with_options
 from ullage.cli.progress import following
 from ullage.cli.scenarios import DrawnOptions, TraceOptions, drawn_source
@@ -18,7 +18,6 @@ from ullage.units import format_bytes, format_duration
 _MOST_KINDS = 20
 RUN = "Running the trace"
 _PROMISES = "Estimator that sets promises, as in 'ullage simulate'; without it the daemon estimates the job files."
-_ESTIMATORS = completion.promising_estimators
 
 
 @with_options(TraceOptions, DrawnOptions)
@@ -32,7 +31,7 @@ def trace(
     for_gpus: Annotated[int, option("With --generate: number of GPUs that --load refers to.", "N", min=1)] = 4,
     run: Annotated[bool, option("Run the jobs on the daemon, as stand-ins.", "--run", panel=RUN)] = False,
     speed: Annotated[str | None, option("Speed of arrivals and work.", "60x", default="1x", panel=RUN)] = None,
-    estimator: Annotated[str | None, option(_PROMISES, "--estimator -e NAME", panel=RUN, complete=_ESTIMATORS)] = None,
+    estimator: Annotated[str | None, option(_PROMISES, "--estimator -e NAME", panel=RUN, complete=_NAMES)] = None,
     save: Annotated[Path | None, option("Write the run to this .json or .json.gz file.", "FILE", panel=RUN)] = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -90,7 +89,9 @@ def _run(read: JobTrace, speed: str, estimator: str | None, save: Path | None, a
     if save is not None:
         write_results(save, [result])
     ooms = Counter(job for job in result.jobs for each in job.attempts if each.cause == OUT_OF_MEMORY)
-    recoveries = [{"job": job.id, "kind": job.kind, "ooms": count, "state": job.state} for job, count in ooms.items()]
+    recoveries: list[dict[str, Any]] = [
+        {"job": job.id, "kind": job.kind, "ooms": count, "state": job.state} for job, count in ooms.items()
+    ]
     notes = [*read.notes, f"the measured times were {factor:g} times shorter; activity and energy are predicted"]
     if as_json:
         print(json.dumps({"runs": [result.summary()], "recoveries": recoveries, "notes": notes}))
@@ -98,8 +99,7 @@ def _run(read: JobTrace, speed: str, estimator: str | None, save: Path | None, a
     print(runs_table([result]))
     for line in [*runs_remarks([result]), *map(plain, notes)]:
         print(line)
-    recovered = sum(row["state"] == DONE for row in recoveries)
-    print(f"{len(recoveries)} jobs ran out of memory, {recovered} of them recovered")
+    print(f"{len(ooms)} jobs ran out of memory, {sum(job.state == DONE for job in ooms)} of them recovered")
     for row in recoveries[:_MOST_KINDS]:
         print(f"  job {row['job']}, {plain(row['kind'])}: out of memory {row['ooms']}x, then {row['state']}")
     if save is not None:

@@ -65,7 +65,7 @@ def execute(
             client.cancel(*{job["id"] for job in client.queue()}.intersection(numbers))
         raise
     jobs = dict(zip(numbers, trace.jobs, strict=True))
-    result = as_it_was(_in_time_of_trace(client.trace(since - 1.0), since, speed, jobs))
+    result = as_it_was(_rescaled(client.trace(since - 1.0), since, speed, jobs))
     label = f"{client.ping()['policy']}, executed"
     return replace(result, trace=trace.name, scenario=result.scenario.but(label=label))
 
@@ -89,9 +89,7 @@ def _spec(job: TraceJob, speed: float, estimator: str | None) -> JobSpec:
     return make_job({**own, "memory": promise, "estimator": "none"}, kind.name)
 
 
-def _in_time_of_trace(
-    history: Mapping[str, Any], begin: float, speed: float, jobs: Mapping[int, TraceJob]
-) -> dict[str, Any]:
+def _rescaled(history: dict[str, Any], begin: float, speed: float, jobs: dict[int, TraceJob]) -> dict[str, Any]:
     """Return the history of these jobs in the time of the trace, with the known activity of their kinds."""
 
     def moments(record: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -21,11 +21,10 @@ class VirtualSource:
     name = "virtual"
     rates: Mapping[str, float] = {}  # always read all of it: the file is small
     hint = "virtual cards: nothing is computed on them, so activity is predicted, or unknown"
-    predicted: "Callable[[int, str], DeclaredActivity | None]"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = folder
-        self.predicted = lambda pid, gpu: None
+        self.predicted: Callable[[int, str], DeclaredActivity | None] = lambda pid, gpu: None
         self._cards: dict[str, Card] = {}
         self.devices()
 

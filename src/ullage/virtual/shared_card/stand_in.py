@@ -61,15 +61,11 @@ def _on_virtual_cards(job: StandIn, cards: list[Card]) -> None:
         time.sleep(_GROWTH / _PARTS / job.speed)
     left, before = job.work_s / job.speed, time.monotonic()
     while left > 0:
-        speed = min(map(_speed, cards), default=1.0)
+        busy = [sum(each.gract for each in card.activities().values() if each) for card in cards]
+        speed = 1.0 / max([1.0, *busy])
         time.sleep(min(max(_LOOK, job.work_s / job.speed / _LOOKS), left / speed))
         now = time.monotonic()
         left, before = left - (now - before) * speed, now
-
-
-def _speed(card: Card) -> float:
-    """Return the speed of jobs on a card, as a share of that alone."""
-    return 1.0 / max(1.0, sum(each.gract for each in card.activities().values() if each is not None))
 
 
 def _on_gpus(job: StandIn) -> None:
@@ -78,7 +74,8 @@ def _on_gpus(job: StandIn) -> None:
     factors = [torch.randn(_SIDE, _SIDE, device=f"cuda:{gpu}") for gpu in range(torch.cuda.device_count())]
     products, blocks = [factor @ factor for factor in factors], list[Any]()
     for factor in factors:
-        others = find_gpu(torch.cuda.get_device_name(factor.device)).context + torch.cuda.memory_reserved(factor.device)
+        context = find_gpu(torch.cuda.get_device_name(factor.device)).context or 0
+        others = context + torch.cuda.memory_reserved(factor.device)
         blocks.append(torch.empty(max(0, job.memory - others), dtype=torch.uint8, device=factor.device))
     quickest, left = 1.0, job.work_s / job.speed  # seconds of a product, and of work
     while left > 0:

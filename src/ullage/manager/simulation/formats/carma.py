@@ -19,7 +19,7 @@ _SLEEP = re.compile(r"sleep +(\d{1,9}(?:\.\d+)?)")
 _EPOCHS = re.compile(r"--n?epochs[ =](\d{1,6})(?=\s|$)")
 _BATCH = re.compile(r"--batch[-_]size[ =](\d{1,9})(?=\s|$)")
 _PROGRAM = re.compile(r"([\w-]+)\.py(?=\s|$)")
-_LONGEST_SLEEP, _MOST_JOBS = 7 * 86400, 100_000
+_LONGEST_SLEEP, _MOST_LINES = 7 * 86400, 200_000
 _CAP = 40000 * MIB
 
 
@@ -28,8 +28,7 @@ def _is_script(text: str) -> bool:
 
 
 def _read(path: Path, assignment: Assignment) -> JobTrace:
-    """Read jobs that arrive after the sleeps before them, need the measured memory of their `.rad` file, and work the
-    published time of their epochs."""
+    """Read jobs with the measured memory of their `.rad` files and the published time of their epochs."""
     by_file: dict[Path, tuple[JobKind, float, int] | None] = {}
     jobs: list[TraceJob] = []
     unknown: list[str] = []
@@ -50,7 +49,7 @@ def _read(path: Path, assignment: Assignment) -> JobTrace:
 
 def _submissions(path: Path) -> Iterator[tuple[float, Path]]:
     """Yield each submission of a script: its time, and the job file."""
-    arrival, count = 0.0, 0
+    arrival = 0.0
     with opened(path) as lines:
         for number, text in enumerate(lines, 1):
             line, where = text.strip(), f"{path}, line {number}"
@@ -61,11 +60,10 @@ def _submissions(path: Path) -> Iterator[tuple[float, Path]]:
                     raise InvalidValue(f"{where}: sleep must be at most {_LONGEST_SLEEP} s, a week, got {sleep[1]}")
                 arrival += float(sleep[1])
                 continue
-            submit, count = _SUBMIT.fullmatch(line), count + 1
-            if submit is None or count > _MOST_JOBS:
-                needed = "'python submit.py --task JOB.rad' or 'sleep SECONDS'"
-                most = f" (at most {_MOST_JOBS:,} jobs)" if submit else ""
-                raise InvalidValue(f"{where}: the line must be {needed}{most}, got {line[:80]!r}; it is never run")
+            submit = _SUBMIT.fullmatch(line)
+            if submit is None or number > _MOST_LINES:
+                needed = f"'python submit.py --task JOB.rad' or 'sleep SECONDS', in {_MOST_LINES:,} lines at most"
+                raise InvalidValue(f"{where}: a script must have {needed}, got {line[:80]!r}; it is never run")
             yield arrival, _job_file(path.parent, PurePosixPath(submit[1]), where)
 
 
@@ -81,8 +79,7 @@ def _job_file(folder: Path, task: PurePosixPath, where: str) -> Path:
 
 
 def _described(file: Path) -> tuple[JobKind, float, int] | None:
-    """Return the kind of a job, its work in seconds and its GPUs; `None` if no known workload has its program and batch
-    size."""
+    """Return the kind, the seconds of work and the GPUs of a job; `None` if it is no known workload."""
     from ullage.jobs.job_files import read_job  # it needs pydantic
 
     job = read_job(file)
