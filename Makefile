@@ -16,11 +16,17 @@ QUICK := -m "not slow" --hypothesis-profile quick
 # Tests start hundreds of processes, and each would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types sizes words docs screenshots \
+.PHONY: demo seeds test test-all test-quick test-tiny test-slurm test-versions coverage bench lint ruff types sizes words docs screenshots \
 	answers answers-diff clean
 
 demo: $(READY)
 	$(BIN)/python examples/first_estimate.py
+
+# What the documents behind Ullage describe, step by step, with the authors' job files and traces, and without a GPU.
+SPEED ?= 120
+seeds: $(READY)
+	mkdir -p build
+	$(BIN)/python benchmarks/dissertation/seeds.py --speed $(SPEED) --out build/seeds.md
 
 test: $(READY) ruff sizes words
 	$(MAKE) --no-print-directory -j 2 types test-quick

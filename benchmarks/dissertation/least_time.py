@@ -1,6 +1,6 @@
 """The least time and energy in which GPUs could do a trace, whatever the policy, by the model of sharing under MPS.
 
-    python benchmarks/dissertation/least_time.py TRACES/trace_heavy-60-tasks.csv
+    python benchmarks/dissertation/least_time.py examples/carma/philly_heavy-60-tasks.sh
 
 A linear program: for how long each set of jobs that fits into a GPU is on one, so that all work gets done in the least
 time on GPUs in all. It knows the true memory and speeds, all jobs are there at the beginning and start at once, and may

@@ -1,6 +1,6 @@
 """Ullage's policy, estimates and predicted slowdowns against MAGM with GPUMemNet as RAD-RM runs it, simulated.
 
-    python benchmarks/dissertation/ours_against_theirs.py TRACES --seeds 20 --drawn 50
+    python benchmarks/dissertation/ours_against_theirs.py --seeds 20 --drawn 50
 
 On the authors' two traces (seeds draw how far true slowdowns are from predicted ones) and on drawn traces: half of 60
 jobs of the mix "heavy", half of 90 of the mix "mixed", with loads from 1 to 3.5. `--write` puts the tables into
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from collocation import table
 from rad_rm import GPUS, rad_rm
-from reproduction import PAGE, TRACES, figures_of, written
+from reproduction import FILES, PAGE, TRACES, figures_of, source_of, written
 from ullage.manager.simulation.measures import MEASURES
 from ullage.manager.simulation.result import Figures
 from ullage.manager.simulation.scenario import Scenario
@@ -83,7 +83,9 @@ HEAD = ["run", "OOMs", "total", "mean completion", "energy", "jobs not done"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Ullage against MAGM with GPUMemNet, simulated.")
-    parser.add_argument("traces", type=Path, help="folder with the authors' traces")
+    parser.add_argument(
+        "traces", type=Path, nargs="?", default=FILES, help="folder of the traces (default: the shipped)"
+    )
     parser.add_argument("--seeds", type=int, default=20, help="how often each run on them is drawn (default: 20)")
     parser.add_argument("--drawn", type=int, default=50, help="drawn traces (default: 50)")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first drawn trace (default: 0)")
@@ -92,8 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write the tables into the page")
     options = parser.parse_args(arguments)
     content = {}
-    for name, file in TRACES.items():
-        source = TraceSource(str(options.traces / file))
+    for name in TRACES:
+        source = source_of(options.traces, name)
         figures = simulated(cases([source], SCENARIOS, range(options.seeds)), options.workers, options.resume)
         for words, base in (("exclusive", EXCLUSIVE), ("theirs", THEIRS)):
             content[f"{name} against {words}"] = table(HEAD, comparison(figures, base.name))

@@ -14,10 +14,14 @@
 
 Because of the second rule its policies are written here again: what the monitor saw 90 s ago does not tell which GPUs
 are idle.
+
+A daemon serves them too: `ullage serve --policy benchmarks/dissertation/rad_rm.py:magm`. The variable RAD_RM_PAUSE_S is
+then the least time between two placements, which the simulator has as a setting.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 from ullage.manager.placement import Job, RecoveryRules, Rules
@@ -71,9 +75,15 @@ def rad_rm(
 
 
 _last = -1  # the index of the last GPU that round-robin chose
+_placed = float("-inf")  # the time of the last placement
+_PAUSE_S = float(os.environ.get("RAD_RM_PAUSE_S", 0))
 
 
-def _idle_first(job: Job, gpus: Sequence[GpuView], key: Callable[[GpuView], float]) -> list[GpuView]:
+def _idle_first(job: Job, gpus: Sequence[GpuView], now: float, key: Callable[[GpuView], float]) -> list[GpuView]:
+    global _placed
+    if _PAUSE_S and now - _placed < _PAUSE_S:
+        return []
+    _placed = now
     idle = [gpu for gpu in gpus if gpu.idle]
     chosen = idle if len(idle) >= job.gpus else sorted(gpus, key=key)
     return chosen[: job.gpus]
@@ -82,7 +92,7 @@ def _idle_first(job: Job, gpus: Sequence[GpuView], key: Callable[[GpuView], floa
 def round_robin(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """An idle GPU, else the next one in turn; the turn goes on only where GPUs are shared."""
     global _last
-    chosen = _idle_first(job, gpus, lambda gpu: (gpu.index <= _last) * 1000 + gpu.index)
+    chosen = _idle_first(job, gpus, now, lambda gpu: (gpu.index <= _last) * 1000 + gpu.index)
     if chosen and not all(gpu.idle for gpu in chosen):
         _last = chosen[-1].index
     return chosen
@@ -90,22 +100,22 @@ def round_robin(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
 
 def magm(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """An idle GPU, else the one with the most memory free."""
-    return _idle_first(job, gpus, lambda gpu: -gpu.free)
+    return _idle_first(job, gpus, now, lambda gpu: -gpu.free)
 
 
 def lug(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """An idle GPU, else the least utilised one."""
-    return _idle_first(job, gpus, lambda gpu: gpu.load)
+    return _idle_first(job, gpus, now, lambda gpu: gpu.load)
 
 
 def off(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """Oracle first fit: an idle GPU, else the first that fits."""
-    return _idle_first(job, gpus, lambda gpu: gpu.index)
+    return _idle_first(job, gpus, now, lambda gpu: gpu.index)
 
 
 def obf(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:
     """Oracle best fit: an idle GPU, else the one with the least memory free that fits."""
-    return _idle_first(job, gpus, lambda gpu: gpu.free)
+    return _idle_first(job, gpus, now, lambda gpu: gpu.free)
 
 
 def owf(job: Job, gpus: Sequence[GpuView], now: float) -> list[GpuView]:

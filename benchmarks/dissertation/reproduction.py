@@ -1,10 +1,9 @@
 """The sixth chapter of E. Yousefzadeh-Asl-Miandoab's dissertation again, in the simulator, ours beside theirs.
 
-    python benchmarks/dissertation/reproduction.py TRACES --seeds 20
-    python benchmarks/dissertation/reproduction.py TRACES --write
+    python benchmarks/dissertation/reproduction.py --seeds 20
+    python benchmarks/dissertation/reproduction.py --write
 
-TRACES is a folder with the authors' traces (trace_mix-90-tasks.csv and trace_heavy-60-tasks.csv). Prints the tables;
-`--write` puts them into lab/docs/reproduction.md, each between `<!-- reproduction: NAME -->` and
+Prints the tables; `--write` puts them into lab/docs/reproduction.md, each between `<!-- reproduction: NAME -->` and
 `<!-- end -->`, and draws the pictures. `--resume FILE` reuses the simulations of an earlier call.
 """
 
@@ -29,7 +28,8 @@ from ullage.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, IMAGES = ROOT / "lab/docs/reproduction.md", ROOT / "docs/images"
-TRACES = {"90": "trace_mix-90-tasks.csv", "60": "trace_heavy-60-tasks.csv"}
+FILES = ROOT / "examples/carma"
+TRACES = {"90": "philly_mix-90-tasks", "60": "philly_heavy-60-tasks"}
 EXCLUSIVE = "exclusive"
 
 
@@ -206,11 +206,19 @@ def figures_of(wanted: Sequence[Case], workers: int, cache: Path | None) -> Iter
         yield outcome.figures
 
 
-def simulated(folder: Path, seeds: int, workers: int = 1, cache: Path | None = None) -> dict[str, list[Done]]:
-    """All runs of the chapter, by section."""
+def source_of(folder: Path, trace: str) -> TraceSource:
+    """Return a trace in a folder: the authors' script, or a table of the same name."""
+    script = folder / f"{TRACES[trace]}.sh"
+    return TraceSource(str(script if script.exists() else script.with_suffix(".csv")))
+
+
+def simulated(
+    folder: Path, seeds: int, workers: int = 1, cache: Path | None = None, parts: Iterable[str] = CHAPTER
+) -> dict[str, list[Done]]:
+    """Return the runs of parts of the chapter, by section."""
     sections: dict[str, list[Done]] = {}
-    sources = {trace: TraceSource(str(folder / file)) for trace, file in TRACES.items()}
-    runs = {name: make() for name, make in CHAPTER.items()}
+    sources = {trace: source_of(folder, trace) for trace in TRACES}
+    runs = {name: CHAPTER[name]() for name in parts}
     wanted = {
         (run.trace, run.scenario): cases([sources[run.trace]], [run.scenario], range(seeds))
         for section in runs.values()
@@ -378,7 +386,7 @@ OVER_TIME = {"memory": ("memory in use, GiB", 40.0), "smact": ("SMACT, %", 100.0
 
 def time_picture(folder: Path) -> str:
     """Figures 6.13 to 6.15: the means over the four GPUs, exclusive and MAGM with GPUMemNet."""
-    trace = TraceSource(str(folder / TRACES["60"])).read(0)
+    trace = source_of(folder, "60").read(0)
     runs = {
         "time-slicing": ("exclusive", simulate(trace, rad_rm("exclusive", "oracle"))),
         "mps": ("MAGM + GPUMemNet on MPS", simulate(trace, rad_rm("magm", "gpumemnet", smact=0.8))),
@@ -437,7 +445,9 @@ def written(page: Path, content: Mapping[str, str]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="The dissertation's chapter 6 again, ours beside theirs.")
-    parser.add_argument("traces", type=Path, help="folder with the authors' traces")
+    parser.add_argument(
+        "traces", type=Path, nargs="?", default=FILES, help="folder of the traces (default: the shipped)"
+    )
     parser.add_argument("--seeds", type=int, default=20, help="how often each run is drawn (default: 20)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--resume", type=Path, help="file of finished simulations to reuse")

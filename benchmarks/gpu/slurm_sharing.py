@@ -1,6 +1,6 @@
 """Whole GPUs against shards, on a real Slurm: the makespan and the waiting time of a published trace.
 
-python benchmarks/gpu/slurm_sharing.py trace_heavy-60-tasks.csv [--scale 120] [--only shards-mps]
+python benchmarks/gpu/slurm_sharing.py examples/carma/philly_heavy-60-tasks.sh [--scale 120] [--only shards-mps]
 
 Starts a Slurm of its own with one node of four A100-40GB, as the authors had. Time goes `--scale` times as fast. Slurm
 places the jobs. The jobs only wait: how far each is, is reckoned here from who shares its GPU, with the model of

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 DEFAULT_PAGE_PORT = 8601
 
 
-_POLICY = "Placement policy: ullage, exclusive, round-robin, magm, lug, mug, or a function in a Python file."
+_POLICY = (
+    "Placement policy: ullage, exclusive, round-robin, magm, lug, mug, or a function in a Python file. By the true "
+    "memory in job files: first-fit, best-fit, worst-fit, least-utilized."
+)
 _POLICY_FORM = "NAME|FILE.py:FUNCTION"
 _SHARING = "How jobs share a GPU: time-slicing or mps."
 _ESTIMATOR = "Estimator for submitted jobs, such as ullage, horus or none."

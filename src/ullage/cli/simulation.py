@@ -148,8 +148,8 @@ def _one_by_one(
     if as_json:
         print(json.dumps({"runs": [run.summary() for run in runs], "notes": list(notes)}))
     elif runs:
-        print(_table(runs))
-        for line in [*_remarks(runs), *map(plain, notes)]:
+        print(runs_table(runs))
+        for line in [*runs_remarks(runs), *map(plain, notes)]:
             print(line)
     if save is not None and runs:
         write_results(save, runs)
@@ -276,7 +276,7 @@ _COLUMNS = ("total", "waiting", "running", "completion", "slowdown", "ooms", "en
 _GIVE_WAY = ("memory", "smact", "slowdown", "running", "Δ energy", "waiting")
 
 
-def _table(runs: Sequence["SimulationResult"]) -> str:
+def runs_table(runs: Sequence["SimulationResult"]) -> str:
     from ullage.manager.simulation.measures import MEASURES, change
 
     compared = ("total", "energy") if len(runs) > 1 else ()
@@ -291,7 +291,7 @@ def _table(runs: Sequence["SimulationResult"]) -> str:
     return fitted(heads, rows, give_way=[name for name in _GIVE_WAY if name in heads])
 
 
-def _remarks(runs: Sequence["SimulationResult"]) -> list[str]:
+def runs_remarks(runs: Sequence["SimulationResult"]) -> list[str]:
     notes = []
     for run in runs:
         figures, scenario = run.figures, run.scenario

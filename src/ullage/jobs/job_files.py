@@ -87,7 +87,8 @@ class JobSpec(BaseModel):
     """The request for a job, from a job file, `ullage submit`, `ullage.manager.Client` or the API.
 
     `None` means unset. Sizes are in bytes or text such as `12GiB`, times in seconds or text such as `90m`. `memory` is
-    the promise to request on each GPU, in place of an estimate.
+    the promise to request on each GPU, in place of an estimate. `measured` is the true memory on each GPU, if known,
+    which only the policies called oracles use.
 
     It does not check that the command, the GPUs and the jobs to wait for exist.
     """
@@ -111,6 +112,7 @@ class JobSpec(BaseModel):
     min_speed: Annotated[
         float | None, Option("Share a GPU only at this share of full speed, such as 0.8.", "SHARE", _DAEMON)
     ] = Field(None, ge=0, le=1)
+    measured: Bytes | None = Field(None, gt=0, le=1 << 50)
     model: Annotated[
         _Text | None, Option("Estimate this model instead of the script, such as torchvision:resnet50.", "SOURCE")
     ] = None
@@ -308,15 +310,14 @@ EDITABLE = (
 # `.rad` files are the job files of RAD-RM (dissertation, listing 6.1): an environment (`conda activate NAME`), the
 # command, then entries in one of two forms. The keyed form, of the listing, has lines such as `model: resnet.txt` and
 # `policy: exclusive`. The positional form, which RAD-RM's code reads, has one value per line: those of `POSITIONS`. Its
-# last four, in MiB, are the measured memory, which is not used here, and three estimates. RAD-RM promises the one of
-# its estimator; so does Ullage's daemon (`recorded`).
+# last four, in MiB, are the measured memory, for oracles, and three estimates. RAD-RM promises the one of its
+# estimator; so does Ullage's daemon (`recorded`).
 #
 # RAD-RM's code ignores the policy of the positional form: every published file says `exclusive` but is placed by the
 # site's policy. So Ullage ignores it, too, with a note. In the keyed form, the policy applies.
 
 POSITIONS = ("model", "dataset", "batch_size", "policy", "gpus", "measured", "horus", "faketensor", "gpumemnet")
 _RECORDED = POSITIONS[6:]
-_UNUSED = ("dataset", "measured")
 _NOT_KEYED = ("command", "env", "estimate", "recorded", "exclusive", "mps_threads", "mps_memory", "umask", "output")
 _NOT_IN_RAD = (*_NOT_KEYED, "error", "interactive")
 KEYS = ("policy", "dataset", *(name for name in JobSpec.model_fields if name not in _NOT_IN_RAD))
@@ -440,8 +441,9 @@ def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: st
         elif name in _RECORDED:
             recorded = rad_file.values.setdefault("recorded", {})
             recorded[name] = _mib(name, value, f"{path}, line {number}")
-        elif name not in _UNUSED:
-            rad_file.values[name] = value
+        elif name != "dataset":
+            in_mib = name == "measured" and not is_keyed
+            rad_file.values[name] = _mib(name, value, f"{path}, line {number}") if in_mib else value
     return rad_file
 
 
@@ -480,7 +482,8 @@ def read_job(path: str | os.PathLike[str]) -> ParsedJobFile:
     if reader is None:
         raise InvalidValue(f"a job file must end in .toml or .rad, got {str(path)!r}")
     file_values = reader(_text(file), str(path))
-    return ParsedJobFile(_spec(file_values, str(path), file.absolute().parent), tuple(file_values.notes))
+    spec = _spec(file_values, str(path), file.absolute().parent)
+    return ParsedJobFile(spec, tuple(file_values.notes))
 
 
 def _text(file: Path) -> str:

@@ -11,7 +11,7 @@ import pytest
 from ullage.errors import DeviceLost, NoGPUSource
 from ullage.manager.monitor.sampling import Monitor
 from ullage.manager.monitor.sources import VirtualSource, best_source
-from ullage.virtual.shared_card.cards import Cards
+from ullage.virtual.shared_card.cards import Cards, DeclaredActivity
 
 TAKES = "import sys; from ullage.virtual.shared_card.cards import Cards; card = Cards.open(sys.argv[1]).cards[0]; "
 TAKES += "print(card.take(int(sys.argv[2])), flush=True); sys.stdin.read()"
@@ -31,6 +31,29 @@ def test_memory_and_processes_are_known_and_activity_is_not(tmp_path: Path) -> N
     unknown = ("gract", "smact", "smocc", "drama", "tensor", "power_w", "energy_j", "temperature_c", "pcie_rx_bps")
     assert {getattr(reading, name) for name in unknown} == {None}
     card.give(3 << 30)
+
+
+def test_activity_is_the_sum_of_what_processes_declare(tmp_path: Path) -> None:
+    card = Cards.create(tmp_path, "T4").cards[0]
+    source = VirtualSource(tmp_path)
+    assert (source.read(card.uuid).smact, source.read(card.uuid).utilization) == (0.0, 0.0)
+    card.declare(DeclaredActivity(0.5, 0.3))  # it holds nothing, so it does nothing
+    assert source.read(card.uuid).smact == 0.0
+    card.take(1 << 30)
+    card.declare(DeclaredActivity(0.7, 0.456))
+    card.take(1 << 30)
+    reading = source.read(card.uuid)
+    assert (reading.smact, reading.gract, reading.utilization, reading.memory_used) == (0.456, 0.7, 0.7, 2 << 30)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    other = subprocess.Popen([sys.executable, "-c", TAKES, str(tmp_path), str(1 << 30)], **pipes)
+    assert other.stdout.readline() == b"True\n"
+    assert source.read(card.uuid).smact is None  # one of the two is unknown
+    source.predicted = lambda pid, gpu: DeclaredActivity(0.9, 0.1) if (pid, gpu) == (other.pid, "T4") else None
+    reading = source.read(card.uuid)
+    assert (round(reading.smact, 3), reading.gract) == (0.556, 1.0)
+    other.communicate()
+    assert source.read(card.uuid).smact == 0.456
+    card.give(2 << 30)
 
 
 def test_a_killed_process_holds_nothing_any_more(tmp_path: Path) -> None:

@@ -1,79 +1,116 @@
-"""The evaluation traces of RAD-RM and CARMA."""
+"""Scripts that submit `.rad` files with `sleep` between, as the authors of RAD-RM published them: read, never run."""
 
 from pathlib import Path
 
 import pytest
 
-from ullage.errors import InvalidValue
+from ullage.errors import UllageError
+from ullage.manager.simulation.known import known_workload
 from ullage.manager.simulation.reading import read_trace
 from ullage.units import MIB
 
-HEADER = (
-    "task,arrival_s,inter_arrival_s,rad,model,batch_size,gpus,mem_mib,horus_mib,faketensor_mib,gpumemnet_mib,"
-    "epochs_in_cmd,duration_min_mapper,duration_min_from_sept_summary,command\n"
-)
-RESNET = "0,5.0,5.0,resnet3.rad,resnet50,128,1,13000,20000.5,9000.25,24000,,35.0,31.2,python resnet50.py\n"
-VGG = "1,9.0,4.0,vgg3.rad,vgg,128,1,21000,40000.0,9000.0,24000,,42.0,,python vgg.py\n"
-SHORT = "2,9.5,0.5,resnet18_cifar100_50e_3.rad,resnet18_cifar100,128,1,858,6397.9,93.2,8000,20.0,8.0,3.3,python x.py\n"
-MASK = "3,10.0,0.5,maskrcnn.rad,train,128,1,28606,7902.3,40000.0,8000,1.0,112.07,112.07,python train.py\n"
+SHIPPED = Path(__file__).resolve().parents[3] / "examples/carma"
+SUBMIT = "python src/submit.py --task workloads/{}.rad\n"
 
 
-def written(tmp_path: Path, *lines: str) -> Path:
-    path = tmp_path / "trace.csv"
-    path.write_text(HEADER + "".join(lines))
+def write_rad(folder: Path, name: str, command: str, *lines: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.rad").write_text("\n".join(["conda activate tf", f"python {command}", *map(str, lines)]) + "\n")
+
+
+def write_script(folder: Path, text: str) -> Path:
+    path = folder / "trace.sh"
+    path.write_text(text)
     return path
 
 
-def test_memory_work_and_estimates_are_the_files_own(tmp_path: Path) -> None:
-    job, *_ = read_trace(written(tmp_path, RESNET, VGG)).jobs
-    assert (job.arrival, job.work_s, job.gpus, job.kind.name) == (5.0, 2100.0, 1, "resnet50 b128")
-    assert job.kind.memory == 13000 * MIB
-    estimates = dict(job.kind.estimates)
-    assert estimates.pop("ullage") > 13000 * MIB
-    assert estimates == {"horus": round(20000.5 * MIB), "faketensor": round(9000.25 * MIB), "gpumemnet": 24000 * MIB}
-    alone = job.kind.alone["A100-40GB"]
-    assert alone.step_s == pytest.approx(35 * 60 / 10010, rel=0.01) and alone.gpu_s < alone.step_s
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """A folder with two job files."""
+    net, large = "resnet18_cifar100.py --batch_size 32 --epochs 50", "gpt2_large_on_wiki.py"
+    write_rad(tmp_path / "workloads", "net", net, "net.model", "cifar100", 32, "exclusive", 1, 788, 2231.5, 53.9, 8000)
+    write_rad(tmp_path / "workloads", "large", large, "l.model", "wiki", 8, "exclusive", 2, 28356, 40000, 40000, 40000)
+    return tmp_path
 
 
-def test_a_job_works_only_the_epochs_that_its_command_runs(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, SHORT))
-    assert trace.jobs[0].work_s == pytest.approx(8.0 * 60 * 20 / 50)
-    assert any("epochs" in note for note in trace.notes)
+def test_sleeps_are_arrivals_and_files_are_jobs(jobs: Path) -> None:
+    text = f"# two jobs\n{SUBMIT.format('net')}sleep 73\n\n{SUBMIT.format('large')}sleep 1.5\nsleep 2\n"
+    trace = read_trace(write_script(jobs, text + SUBMIT.format("net").rstrip()))
+    assert [job.arrival for job in trace.jobs] == [0.0, 73.0, 76.5]
+    net, large, again = trace.jobs
+    assert net.kind is again.kind and (net.gpus, large.gpus) == (1, 2)
+    assert net.kind.memory == 788 * MIB and large.kind.memory == 28356 * MIB
+    assert net.kind.estimates["horus"] == round(2231.5 * MIB) and net.kind.estimates["gpumemnet"] == 8000 * MIB
+    known = known_workload("resnet18 cifar100 b32")
+    assert net.kind.name == known.name and net.kind.alone == known.kind.alone
+    assert net.work_s == pytest.approx(50 * known.epoch_s)
+    assert large.work_s == pytest.approx(known_workload("gpt2_large b8").epoch_s)
 
 
-def test_caps_and_unknown_jobs_are_noted(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, RESNET, MASK))
-    mask = trace.jobs[1].kind
-    assert mask.name == "maskrcnn b128" and mask.estimates["ullage"] is None and mask.alone["A100-40GB"]
-    assert mask.estimates["faketensor"] == 40000 * MIB
-    assert any("maskrcnn" in note and "nearest" in note for note in trace.notes)
-    assert any("40,000" in note for note in trace.notes)
-    assert not read_trace(written(tmp_path, RESNET)).notes
+@pytest.mark.parametrize(("file", "jobs", "last"), [("heavy-60-tasks", 60, 8966.0), ("mix-90-tasks", 90, 12514.0)])
+def test_the_published_traces_are_read_whole(file: str, jobs: int, last: float) -> None:
+    trace = read_trace(SHIPPED / f"philly_{file}.sh")
+    assert len(trace.jobs) == jobs and trace.jobs[-1].arrival == last
+    assert all(kind.alone["A100-40GB"].step_s > 0 for kind in trace.kinds)
+    assert all({"horus", "faketensor", "gpumemnet", "ullage"} <= set(kind.estimates) for kind in trace.kinds)
+    assert any("40,000 MiB is the authors' cap" in note for note in trace.notes)
+    small = [job for job in trace.jobs if job.kind.name == "mnist b32"]
+    assert len(small) == (7 if jobs == 60 else 1)
 
 
-def test_jobs_of_one_model_and_batch_share_a_kind(tmp_path: Path) -> None:
-    trace = read_trace(written(tmp_path, RESNET, VGG, RESNET.replace("0,5.0", "4,50.0")))
-    assert len(trace.kinds) == 2 and trace.jobs[0].kind is trace.jobs[2].kind
+def test_files_are_beside_the_script_whatever_its_paths(jobs: Path) -> None:
+    (jobs / "workloads/net.rad").rename(jobs / "net.rad")
+    elsewhere = "python3 /home/them/src/submit.py --task /home/them/rad/workloads/{}.rad\n"
+    trace = read_trace(write_script(jobs, elsewhere.format("net") + elsewhere.format("large")))
+    assert [job.gpus for job in trace.jobs] == [1, 2]
 
 
-def test_a_bad_cell_is_named_by_file_line_and_column(tmp_path: Path) -> None:
-    path = written(tmp_path, RESNET, VGG.replace(",21000,", ",many,"))
-    with pytest.raises(InvalidValue, match=r"trace\.csv, line 3: mem_mib must be a number, got 'many'"):
-        read_trace(path)
+def test_a_job_of_unknown_length_is_counted_and_left_out(jobs: Path) -> None:
+    write_rad(jobs, "other", "own_net.py", "own.model", "data", 32, "exclusive", 1, 788)
+    trace = read_trace(write_script(jobs, SUBMIT.format("net") + SUBMIT.format("other")))
+    assert len(trace.jobs) == 1 and any("1 job is left out" in note and "other.rad" in note for note in trace.notes)
 
 
 @pytest.mark.parametrize(
-    ("file", "jobs", "last"),
+    "line",
     [
-        ("heavy-60-tasks", 60, 8966.0),
-        ("mix-90-tasks", 90, 12514.0),
-        ("trace-t1", 60, 13767.0),
-        ("trace-t2", 60, 18601.0),
+        "touch ran",
+        "sleep $(touch ran)",
+        "sleep 1; touch ran",
+        "sleep 1000000000",
+        "sleep 1e9",
+        "sleep -1",
+        "sleep infinity",
+        "while true; do sleep 1; done",
+        "`touch ran`",
+        "python src/submit.py --task workloads/net.rad; touch ran",
+        "python src/submit.py --task workloads/net.rad & touch ran",
+        "python src/submit.py --task $(touch ran).rad",
+        "python src/submit.py --task ../workloads/net.rad",
+        "python src/submit.py --task workloads/../../net.rad",
+        "python src/submit.py --task /etc/passwd",
+        "python src/submit.py --task missing.rad",
+        "source ./other.sh",
+        "sleep \x07",
     ],
 )
-def test_the_published_traces_are_read_whole(reference, file: str, jobs: int, last: float) -> None:
-    trace = read_trace(reference(f"reference/trace_{file}.csv"))
-    assert len(trace.jobs) == jobs and trace.jobs[-1].arrival == last
-    unknown = {kind.name for kind in trace.kinds if kind.estimates["ullage"] is None}
-    assert unknown <= {"maskrcnn b128"}
-    assert all(kind.alone["A100-40GB"].step_s > 0 for kind in trace.kinds)
+def test_other_lines_are_refused_in_one_line(jobs: Path, line: str) -> None:
+    script = write_script(jobs, SUBMIT.format("net") + line + "\n")
+    with pytest.raises(UllageError) as refused:
+        read_trace(script)
+    assert "line 2" in str(refused.value) and "\n" not in str(refused.value) and len(str(refused.value)) < 500
+    assert not list(jobs.glob("**/ran"))
+
+
+def test_binary_files_and_scripts_without_jobs_are_refused(jobs: Path) -> None:
+    for content in (b"\x7fELF\xff\xfe", b"#!/bin/sh\nrm -rf nothing\n", SUBMIT.format("net").encode() + b"\xff\n"):
+        (jobs / "trace.sh").write_bytes(content)
+        with pytest.raises(UllageError) as refused:
+            read_trace(jobs / "trace.sh")
+        assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_job_file_is_named(jobs: Path) -> None:
+    write_rad(jobs / "workloads", "net", "x.py", "m", "d", 32, "exclusive", 1, "much")
+    with pytest.raises(UllageError, match=r"net.rad, line 8: measured must be a number of MiB, got 'much'"):
+        read_trace(write_script(jobs, SUBMIT.format("net")))

@@ -10,9 +10,11 @@ from types import ModuleType
 
 import pytest
 
+from ullage.manager.settings import read_settings
 from ullage.manager.simulation.engine import simulate
 from ullage.manager.simulation.generator import generate_trace
-from ullage.manager.simulation.reading import read_trace, write_trace
+from ullage.manager.simulation.reading import write_trace
+from ullage.units import GIB
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks" / "dissertation"
 
@@ -31,8 +33,8 @@ def scripts() -> Iterator[tuple[ModuleType, ModuleType]]:
 def chapter(scripts, tmp_path_factory):
     """Every run of the chapter on eight drawn jobs."""
     folder = tmp_path_factory.mktemp("traces")
-    for file in scripts[0].TRACES.values():
-        write_trace(generate_trace(8, 1, gpus=4, load=3.0, mix="heavy", spread=0.0), folder / file)
+    for name in scripts[0].TRACES.values():
+        write_trace(generate_trace(8, 1, gpus=4, load=3.0, mix="heavy", spread=0.0), folder / f"{name}.csv")
     return folder, scripts[0].simulated(folder, seeds=2)
 
 
@@ -82,8 +84,8 @@ def test_ours_and_theirs_meet_equal_jobs_and_are_paired(scripts) -> None:
     assert [row[0] for row in rows] == ["exclusive", *(each.name for each in script.SCENARIOS[2:])]
 
 
-def test_on_the_authors_trace_sharing_wins_and_ours_has_no_oom(scripts, reference) -> None:
-    trace = read_trace(reference("reference/trace_heavy-60-tasks.csv"))
+def test_on_the_authors_trace_sharing_wins_and_ours_has_no_oom(scripts) -> None:
+    trace = scripts[0].source_of(scripts[0].FILES, "60").read(0)
     ours = scripts[1].OURS
 
     def totals(scenario) -> float:
@@ -93,3 +95,29 @@ def test_on_the_authors_trace_sharing_wins_and_ours_has_no_oom(scripts, referenc
     blind, known = rad_rm("round_robin"), rad_rm("magm", "gpumemnet", smact=0.8)
     assert totals(rad_rm("exclusive", "oracle")) > 1.2 * totals(blind) > 1.2 * totals(known)
     assert simulate(trace, ours).figures.ooms == 0 < simulate(trace, blind).figures.ooms
+
+
+@pytest.fixture
+def seeds(scripts):
+    import seeds
+
+    return seeds
+
+
+def test_the_settings_of_a_row_are_the_rules_of_its_run(seeds, tmp_path: Path) -> None:
+    run = next(run for run in seeds.CHAPTER["unknown"]() if run.name == "LUG (80 %, 5 GB)")
+    (tmp_path / "site.toml").write_text(seeds.settings(run, 60.0))
+    settings = read_settings(tmp_path / "site.toml")
+    assert (settings.placing.smact_limit, settings.placing.free_floor, settings.placing.margin) == (0.8, 5 * GIB, 0)
+    assert settings.monitoring.window == 1.5 and settings.recovering.exclusive_after == 1
+
+
+def test_a_row_is_executed_by_a_daemon_of_its_own(seeds, tmp_path: Path, monkeypatch) -> None:
+    write_trace(generate_trace(3, 1, gpus=4, load=3.0, mix="heavy"), tmp_path / "philly_heavy-60-tasks.csv")
+    monkeypatch.setattr(seeds, "FILES", tmp_path)
+    run = next(run for run in seeds.CHAPTER["heavy"]() if run.name == "MAGM + GPUMemNet (80 %)")
+    ran = seeds.all_executed([run, run], 2000.0)
+    assert ran[seeds.key(run)].done == 3
+    done = seeds.Done(run, [ran[seeds.key(run)]])
+    crashes, energy = seeds.three_columns([done], ran, "ooms"), seeds.three_columns([done], ran, "energy")
+    assert "| MAGM + GPUMemNet (80 %) | 0 | 0.0 (0.0 to 0.0) | 1 |" in crashes and "| 28.5 |" in energy

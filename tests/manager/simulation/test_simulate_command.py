@@ -9,17 +9,15 @@ import ullage
 import ullage.manager
 import ullage.manager.simulation
 
-HEAD = "task,arrival_s,inter_arrival_s,rad,model,batch_size,gpus,mem_mib,horus_mib,faketensor_mib,gpumemnet_mib,"
-HEAD += "epochs_in_cmd,duration_min_mapper,duration_min_from_sept_summary,command\n"
-ROW = "{0},{1},{1},resnet18_cifar100_50e_1.rad,resnet18_cifar100,32,1,788,2231.6,53.99,8000,50.0,16.42,24.176,"
-ROW += "python workloads/resnet18_cifar100.py --batch_size 32 --epochs 50\n"
+HEAD = "arrival,kind,memory,work_s,estimate_horus\n"
+ROW = "{},resnet18 cifar100 b32,788MiB,985.2,2231.6MiB\n"
 
 
 @pytest.fixture
 def trace(tmp_path):
     """Six jobs that come within a minute."""
     file = tmp_path / "jobs.csv"
-    file.write_text(HEAD + "".join(ROW.format(number, 10.0 * number) for number in range(6)))
+    file.write_text(HEAD + "".join(ROW.format(10.0 * number) for number in range(6)))
     return file
 
 

@@ -14,6 +14,7 @@ from ullage.manager.core.watchdog import CrashMarker
 from ullage.manager.core.works import WorkloadProfiles
 from ullage.manager.monitor.readings import Device
 from ullage.manager.monitor.sampling import Monitor
+from ullage.manager.monitor.sources import VirtualSource
 from ullage.manager.placement import Activity, Booking, Ledger, Slot, Waiting, claimed
 from ullage.manager.placement.policies import Policy
 from ullage.manager.running.cgroups import JOBS
@@ -24,6 +25,7 @@ from ullage.manager.settings import ManagerSettings
 from ullage.manager.storage.job_store import JobStore
 from ullage.manager.storage.records import AttemptRecord, Drain, JobRecord
 from ullage.sandbox.process_identity import Process, start_of
+from ullage.virtual.shared_card.cards import DeclaredActivity
 
 _STUCK = 60.0  # seconds without a step after which a daemon is unhealthy
 _MARK = f"{TOKEN}=".encode()
@@ -70,7 +72,7 @@ class SlotReader:
         latest, window = self.monitor.latest(device.id), self.monitor.window(device.id)
         foreign = 0
         for pid, used in (self.monitor.processes(device.id) or {}).items():
-            owner = self._owner(pid)
+            owner = self.owner(pid)
             if owner is None:
                 continue  # an invisible process (in another container) may belong to any job
             if not owner:
@@ -105,7 +107,7 @@ class SlotReader:
         means = [window.mean(field) for field in ("smact", "gract", "utilization")]
         return next((mean for mean in means if mean is not None), None)
 
-    def _owner(self, pid: int) -> str | None:
+    def owner(self, pid: int) -> str | None:
         """Return the token of a process; "" if it has none, `None` if the process cannot be seen."""
         start = start_of(pid)
         if start is None:
@@ -189,6 +191,17 @@ class ManagerContext:
     def __post_init__(self) -> None:
         self.fair_share = FairShare(self.store, self.settings.fairness.half_life, claim=self.claim)
         self.works = WorkloadProfiles(self.store, self.settings.sharing)
+        source = self.slot_reader.monitor.source
+        if isinstance(source, VirtualSource):
+            source.predicted = self._predicted_activity
+
+    def _predicted_activity(self, pid: int, gpu: str) -> DeclaredActivity | None:
+        """Return the predicted activity of a job's process on its GPU. Thread-safe."""
+        token = self.slot_reader.owner(pid)
+        jobs = (each.job for each in list(self.store.attempts.values()) if token and each.token == token)
+        work = next((self.store.job(job).work for job in jobs), None)
+        alone = None if work is None else self.works.utilization(work, gpu)
+        return None if alone is None else DeclaredActivity(alone.busy, alone.smact)
 
     def claim(self, job: JobRecord) -> float:
         """Return the part of a GPU that a job claims with its minimum speed."""

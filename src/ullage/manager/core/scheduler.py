@@ -183,6 +183,7 @@ class Scheduler:
             throttle=throttle,
             promise=job.promise,
             promises=job.promises,
+            true=job.option("measured") or job.option("memory"),
             exclusive=job.exclusive,
             priority=job.priority,
             recovery=job.recovery,
@@ -342,9 +343,9 @@ def checkpoint_lead(context: ManagerContext, spec: JobSpec) -> float | None:
 
 
 def rules_of(settings: ManagerSettings, virtual: bool) -> Rules:
-    """Return the site's settings as placement's rules. Virtual GPUs are never busy."""
+    """Return the site's settings as placement's rules. Virtual GPUs have a limit of activity only if it is set."""
     placing = settings.placing
-    free = virtual or placing.smact_limit == "off"
+    free = placing.smact_limit == "off" or (virtual and "smact_limit" not in placing.model_fields_set)
     return Rules(
         **placing.model_dump(exclude={"smact_limit", "busy_window", "min_speed"}),
         smact_limit=None if free else float(placing.smact_limit),

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ullage.errors import DeviceLost, InvalidValue, NoGPUSource
@@ -11,19 +11,20 @@ from ullage.manager.monitor.nvml import NvmlSource
 from ullage.manager.monitor.readings import Device, GPUReading, Source
 
 if TYPE_CHECKING:
-    from ullage.virtual.shared_card.cards import Card
+    from ullage.virtual.shared_card.cards import Card, DeclaredActivity
 
 
 class VirtualSource:
-    """The virtual cards of a folder as devices, by UUID. They compute nothing, so only memory and processes are
-    known."""
+    """The virtual cards of a folder as devices, by UUID. They compute nothing: their activity is the sum of what is
+    predicted of their processes, by `predicted` (pid, model of GPU) or by themselves; `None` if one is unknown."""
 
     name = "virtual"
     rates: Mapping[str, float] = {}  # always read all of it: the file is small
-    hint = "virtual cards: nothing is computed on them, so only memory and processes are known"
+    hint = "virtual cards: nothing is computed on them, so activity is predicted, or unknown"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = folder
+        self.predicted: Callable[[int, str], DeclaredActivity | None] = lambda pid, gpu: None
         self._cards: dict[str, Card] = {}
         self.devices()
 
@@ -37,9 +38,17 @@ class VirtualSource:
         return [Device(card.uuid, card.index, card.name, card.total) for card in self._cards.values()]
 
     def read(self, device_id: str) -> GPUReading:
-        """Return the memory that living processes hold."""
+        """Return the memory that living processes hold, and the sum of their activity, at most 1."""
         used = sum(self._held(device_id).values())
-        return GPUReading(time=time.time(), memory_used=used, memory_total=self._cards[device_id].total)
+        card = self._cards[device_id]
+        declared = card.activities()
+        known = [activity or self.predicted(pid, card.name) for pid, activity in declared.items()]
+        busy, smact = (
+            min(1.0, sum(each[field] for each in known if each)) if None not in known else None for field in (0, 1)
+        )
+        return GPUReading(
+            time=time.time(), memory_used=used, memory_total=card.total, gract=busy, smact=smact, utilization=busy
+        )
 
     def processes(self, device_id: str) -> dict[int, int | None] | None:
         return dict(self._held(device_id))

@@ -11,7 +11,6 @@ import numpy as np
 from ullage.errors import InvalidValue, UnknownName
 from ullage.manager.simulation.known import SIZES, KnownWorkload, known_workloads
 from ullage.manager.simulation.trace import JobKind, JobTrace, TraceJob
-from ullage.performance.result import Utilization
 
 # The shares of light, medium and large jobs in the dissertation's two traces (its section 6.3.2).
 MIXES: Mapping[str, Mapping[str, float]] = {
@@ -125,13 +124,3 @@ class TraceFormat(NamedTuple):
     recognises: Callable[[str], bool]
     read: Callable[[Path, Assignment], JobTrace]
     files: tuple[str, ...] = ()
-
-
-def similar_alone(memory: int) -> tuple[Mapping[str, Utilization], str]:
-    """Return the activity alone of the known workload with the nearest memory, and its name.
-
-    >>> similar_alone(13 << 30)[1]
-    'resnet50 b128'
-    """
-    known = min(known_workloads().values(), key=lambda one: abs(one.kind.memory - memory))
-    return known.kind.alone, known.name

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ullage.errors import InvalidValue
 from ullage.performance.result import Utilization
@@ -38,6 +39,7 @@ class JobKind:
 
     `memory` is its true peak on each GPU in bytes, as in `nvidia-smi`. `alone` is its activity alone by GPU,
     `estimates` are bytes by estimator (None: no estimate). Without `phases` a job works after the usual start-up time.
+    `file` is the job file that describes it, if any.
 
     >>> JobKind("resnet50 b64", memory=8 << 30).estimates
     {}
@@ -48,6 +50,7 @@ class JobKind:
     alone: Mapping[str, Utilization] = field(default_factory=dict)
     estimates: Mapping[str, int | None] = field(default_factory=dict)
     phases: Sequence[Phase] = ()
+    file: Path | None = None
 
     def __post_init__(self) -> None:
         if self.memory < 0:

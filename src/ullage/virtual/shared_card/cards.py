@@ -1,8 +1,9 @@
 """Virtual cards that several processes share. Each card is a small file, locked while it is read or changed.
 
-The file has 256 bytes that describe the card, then one line of 64 bytes for each process: pid, start time, bytes taken.
-A line is changed with a single write, so a process that is killed at any moment leaves a readable file. The next reader
-clears the line of a dead process; the start time distinguishes it from a later process with the same pid.
+The file has 256 bytes that describe the card, then one line of 64 bytes for each process: pid, start time, bytes taken,
+and its activity in thousandths, if the process declared it. A line is changed with a single write, so a process that is
+killed at any moment leaves a readable file. The next reader clears the line of a dead process; the start time
+distinguishes it from a later process with the same pid.
 
 PyTorch is not imported here, so a daemon or a monitor can watch cards cheaply.
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ullage.errors import InvalidValue
 from ullage.hardware import gpu_list
@@ -35,10 +36,23 @@ os.register_at_fork(
 )
 
 
+class DeclaredActivity(NamedTuple):
+    """How busy a process says that it keeps a card, from 0 to 1: the share of time with a kernel, and of SMs."""
+
+    gract: float
+    smact: float
+
+
+class _Line(NamedTuple):
+    process: Process
+    taken: int
+    activity: DeclaredActivity | None = None
+
+
 @dataclass(frozen=True)
 class Card:
-    """One virtual card, made by `Cards`; `total` is the memory that jobs can use, their contexts included. Its activity
-    is unknown."""
+    """One virtual card, made by `Cards`; `total` is the memory that jobs can use, their contexts included. It computes
+    nothing: its activity is that which processes declare."""
 
     uuid: str
     index: int
@@ -47,13 +61,27 @@ class Card:
     path: Path
 
     def processes(self) -> dict[int, int]:
+        return {line.process.pid: line.taken for line in self._living()}
+
+    def activities(self) -> dict[int, DeclaredActivity | None]:
+        """Return the activity of each process that holds memory; `None` if it declared none."""
+        return {line.process.pid: line.activity for line in self._living()}
+
+    def declare(self, activity: DeclaredActivity) -> None:
+        """Declare the activity of this process, which must hold memory."""
+        with _locked(self.path) as file:
+            for place, line in _read_table(file, self.path).items():
+                if line.process == this_process():
+                    _write_line(file, place, line._replace(activity=activity))
+
+    def _living(self) -> list[_Line]:
         with _locked(self.path, for_writing=False) as file:
-            table = _read_table(file, self.path)
-        dead = [entry for entry in table.values() if not is_alive(entry[0])]
-        if dead:
+            lines = list(_read_table(file, self.path).values())
+        living = [line for line in lines if is_alive(line.process)]
+        if len(living) < len(lines):
             with _locked(self.path) as file:
                 _without_dead(file, _read_table(file, self.path))
-        return {process.pid: taken for process, taken in table.values() if (process, taken) not in dead}
+        return living
 
     def used(self) -> int:
         return sum(self.processes().values())
@@ -67,7 +95,7 @@ class Card:
             raise InvalidValue(f"size must be 0 bytes or more, got {size}")
         with _locked(self.path) as file:
             table = _without_dead(file, _read_table(file, self.path))
-            if sum(taken for _, taken in table.values()) + size > self.total:
+            if sum(line.taken for line in table.values()) + size > self.total:
                 return False
             _change(file, table, process or this_process(), size)
             return True
@@ -76,7 +104,7 @@ class Card:
         owner = process or this_process()
         with _locked(self.path) as file:
             table = _without_dead(file, _read_table(file, self.path))
-            held = sum(taken for other, taken in table.values() if other == owner)
+            held = sum(line.taken for line in table.values() if line.process == owner)
             if not 0 <= size <= held:
                 raise InvalidValue(f"size must be at most the {held} bytes that process {owner.pid} holds, got {size}")
             _change(file, table, owner, -size)
@@ -203,7 +231,7 @@ def _locked(path: Path, for_writing: bool = True) -> Iterator[int]:
             os.close(file)
 
 
-def _read_table(file: int, path: Path) -> dict[int, tuple[Process, int]]:
+def _read_table(file: int, path: Path) -> dict[int, _Line]:
     """Return the lines in use, by their place in the file."""
     content = os.pread(file, _LARGEST_FILE, _HEADER)
     table = {}
@@ -212,29 +240,35 @@ def _read_table(file: int, path: Path) -> dict[int, tuple[Process, int]]:
         if line == _EMPTY:
             continue
         try:
-            pid, start, taken = (int(word) for word in line.split())
-        except ValueError as error:
+            pid, start, taken, *activity = (int(word) for word in line.split())
+            declared = DeclaredActivity(*(share / 1000 for share in activity)) if activity else None
+        except (ValueError, TypeError) as error:
             raise InvalidValue(f"line {place + 2} of the virtual card {path} is damaged: {line!r}") from error
-        table[place] = Process(pid, start), taken
+        table[place] = _Line(Process(pid, start), taken, declared)
     return table
 
 
-def _without_dead(file: int, table: dict[int, tuple[Process, int]]) -> dict[int, tuple[Process, int]]:
-    for place, (process, _) in list(table.items()):
-        if not is_alive(process):
-            _write_line(file, place, _EMPTY)
+def _without_dead(file: int, table: dict[int, _Line]) -> dict[int, _Line]:
+    for place, line in list(table.items()):
+        if not is_alive(line.process):
+            _write_line(file, place, None)
             del table[place]
     return table
 
 
-def _change(file: int, table: dict[int, tuple[Process, int]], owner: Process, change: int) -> None:
-    place = next((place for place, (process, _) in table.items() if process == owner), None)
+def _change(file: int, table: dict[int, _Line], owner: Process, change: int) -> None:
+    place = next((place for place, line in table.items() if line.process == owner), None)
     if place is None:
         place = next(number for number in range(len(table) + 1) if number not in table)
-    left = change + (table[place][1] if place in table else 0)
-    line = f"{owner.pid} {owner.start} {left}".encode().ljust(_LINE - 1) + b"\n" if left else _EMPTY
-    _write_line(file, place, line)
+    line = table.get(place, _Line(owner, 0))
+    left = line.taken + change
+    _write_line(file, place, line._replace(taken=left) if left else None)
 
 
-def _write_line(file: int, place: int, line: bytes) -> None:
-    os.pwrite(file, line, _HEADER + place * _LINE)
+def _write_line(file: int, place: int, line: _Line | None) -> None:
+    content = _EMPTY
+    if line is not None:
+        shares = [round(1000 * share) for share in line.activity or ()]
+        words = " ".join(map(str, (*line.process, line.taken, *shares)))
+        content = words.encode().ljust(_LINE - 1) + b"\n"
+    os.pwrite(file, content, _HEADER + place * _LINE)
