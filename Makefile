@@ -26,7 +26,7 @@ demo: $(READY)
 SPEED ?= 120
 seeds: $(READY)
 	mkdir -p build
-	$(BIN)/python benchmarks/dissertation/seeds.py --speed $(SPEED) --out build/seeds.md
+	SPEED=$(SPEED) $(BIN)/python benchmarks/dissertation/seeds.py --out build/seeds.md
 
 test: $(READY) ruff sizes words
 	$(MAKE) --no-print-directory -j 2 types test-quick

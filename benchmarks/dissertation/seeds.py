@@ -27,9 +27,9 @@ from pathlib import Path
 from collocation import table
 from rad_rm import GPUS, SHARED_S, WINDOW_S
 from reproduction import CHAPTER, EXCLUSIVE, FILES, ROOT, Done, Run, simulated, source_of
+from ullage.cli.trace_runs import execute
 from ullage.errors import NoDaemon, UllageError
 from ullage.manager.client import Client
-from ullage.manager.execution import execute
 from ullage.manager.simulation.result import Figures
 
 POLICIES = "exclusive,round-robin,magm,lug,mug,first-fit,best-fit,worst-fit,least-utilized,ullage"
@@ -39,7 +39,7 @@ TABLES = {
     "6.5": ("heavy", "ooms"),
     "6.6": ("heavy", "energy"),
 }
-COMPARED = ("RR", "MAGM (80 %, 2 GB)", "MAGM + GPUMemNet (80 %)")  # rows of Table 6.5 for --compare
+COMPARED = ("RR", "MAGM (80%, 2 GB)", "MAGM + GPUMemNet (80%)")  # rows of Table 6.5 for --compare
 Key = tuple[str, str]  # trace and name of a run
 DISTORTED = """Executed runs are {:g} times faster than the trace, and do not block the queue after a crash as RAD-RM
 does. Starts of processes and the daemon's steps take as long as ever. In the last comparison, on two busy cores, totals
@@ -194,7 +194,8 @@ def show_steps(speed: float, seeds: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speed", type=float, default=120.0, help="of executed runs (default: 120)")
+    speed = os.environ.get("SPEED", "120")
+    parser.add_argument("--speed", type=float, default=speed, help=f"of executed runs (default: {speed})")
     parser.add_argument("--seeds", type=int, default=10, help="of simulated runs (default: 10)")
     parser.add_argument("--compare", metavar="SPEEDS", help="only compare these speeds, such as 20,60,120")
     parser.add_argument("--out", type=Path, help="also write the tables to this file")

@@ -114,6 +114,7 @@ def test_a_jobs_estimate_has_each_gpu_by_its_requested_name():
             "conda": None,
             "gpus": gpus,
             "estimator": "ullage",
+            "activity": None,
         }
     )
     assert found["utilization"].keys() == set(gpus) and found["gpu"] == "NVIDIA H200", "which takes more memory"

@@ -160,7 +160,7 @@ def test_data_sets_of_earlier_releases_are_read(tmp_path: Path) -> None:
     read = read_dataset(tmp_path / "old.parquet")
     assert read.schema == table.schema and read["host_seconds"].to_list() == [None]
     write_dataset(table.drop("gract"), tmp_path / "none.parquet")
-    with pytest.raises(InvalidValue, match="no column gract"):
+    with pytest.raises(InvalidValue, match="lacks the column gract"):
         read_dataset(tmp_path / "none.parquet")
 
 
@@ -298,7 +298,7 @@ def test_a_broken_line_of_a_table_is_named_by_its_number(tmp_path: Path) -> None
     with pytest.raises(InvalidValue, match=r"t\.csv, line 3"):
         clean([authors_csv(tmp_path / "t.csv", **{"Batch Size": "many"})])
     (tmp_path / "no.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(InvalidValue, match="no column 'Filename'"):
+    with pytest.raises(InvalidValue, match="lacks the column 'Filename'"):
         clean([tmp_path / "no.csv"])
 
 
@@ -339,7 +339,7 @@ def test_empty_results_and_invalid_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match="ullage lab data clean"):
         read_dataset(tmp_path / "y.parquet")
     polars.DataFrame({"id": ["a"]}).write_parquet(tmp_path / "z.parquet")
-    with pytest.raises(InvalidValue, match="no column family"):
+    with pytest.raises(InvalidValue, match="lacks the column family"):
         read_dataset(tmp_path / "z.parquet")
 
 

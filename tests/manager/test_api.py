@@ -138,7 +138,8 @@ def test_a_job_file_is_submitted(api, tmp_path):
 
 def test_gpus_are_drained_and_resumed(api):
     first = api.client.gpus()[0]
-    assert first["activity"]["smact"] is None and first["used"] == 0  # a virtual one: activity is unknown
+    assert first["activity"]["smact"] == 0 and first["activity"]["drama"] is None  # a virtual one, without jobs
+    assert first["used"] == 0
     assert api.client.drain(first["id"], "dust")["drained"]
     api.home.until(lambda: api.client.gpus()[0]["drained"], "the GPU to be drained")
     assert api.client.gpus()[0]["drain_reason"] == "dust"
@@ -172,7 +173,8 @@ def test_metrics_can_be_read_and_unknown_is_left_out(api):
     assert states["done"] >= 1 and states["running"] == 0 and len(states) == 8
     assert {sample.labels["cause"] for sample in families["ullage_attempts"].samples} >= {"finished"}
     assert len(families["ullage_gpu_memory_total_bytes"].samples) == 2
-    assert not families["ullage_gpu_activity_ratio"].samples
+    assert {sample.labels["kind"] for sample in families["ullage_gpu_activity_ratio"].samples} == {"gract", "smact"}
+    assert not families["ullage_gpu_power_watts"].samples
     assert families["ullage_info"].samples[0].labels["policy"] == "ullage"
 
 

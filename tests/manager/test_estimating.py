@@ -23,7 +23,7 @@ from tests.paths import public_python
 from ullage.errors import InvalidValue, UnknownName
 from ullage.estimation.jobs.command import python_of, script_of
 from ullage.jobs.job_files import JobSpec
-from ullage.manager.core.daemon import check_names
+from ullage.manager.core.daemon import make_daemon
 from ullage.manager.core.estimates import (
     EstimateAnswer,
     EstimateQuestion,
@@ -208,7 +208,7 @@ def test_a_recorded_figure_is_promised_without_an_estimate(make_here, monkeypatc
     assert here.until_over(other)["promise"] == 1 << 30
 
 
-def test_the_class_of_a_jobs_activity_counts_in_placement(make_here, monkeypatch):
+def test_the_class_of_a_jobs_activity_counts_in_placement(make_here, monkeypatch, tmp_path):
     Answers(monkeypatch, lambda: 1 << 30, activity={"smact": {"least": 0.9, "most": 1.0}})
     here = make_here(estimating={"estimator": "gpumemnet", "activity": "gpuutilnet"})
     number = here.call("submit", job=SUMMARIZED | {"hold": True}, key="a busy job")["jobs"][0]
@@ -216,7 +216,7 @@ def test_the_class_of_a_jobs_activity_counts_in_placement(make_here, monkeypatch
     assert here.job(number)["estimate"].endswith("for A100-40GB, SMACT about 95% by its class")
     assert here.daemon.context.works.busy(here.daemon.context.store.job(number).work) == pytest.approx(0.95)
     with pytest.raises(UnknownName, match="no estimator named 'gpuutil'"):
-        check_names(read_settings(None, estimating={"activity": "gpuutil"}))
+        make_daemon(tmp_path, read_settings(None, estimating={"activity": "gpuutil"}), print)
 
 
 def test_a_summary_has_classes_of_activity_beside_its_memory(tmp_path):

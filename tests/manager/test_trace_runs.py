@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ullage.manager.execution import execute
+from ullage.cli.trace_runs import execute
 from ullage.manager.placement import policies
 from ullage.manager.simulation.known import known_workload
 from ullage.manager.simulation.result import DONE, FINISHED, OUT_OF_MEMORY

@@ -368,7 +368,7 @@ def test_a_second_thread_is_refused():
         thread = threading.Thread(target=use)
         thread.start()
         thread.join()
-    assert len(errors) == 1 and "another thread" in errors[0]
+    assert len(errors) == 1 and "one thread of a process" in errors[0]
 
 
 def test_mixed_cpu_and_gpu_tensors_are_refused_as_in_pytorch(gpu):

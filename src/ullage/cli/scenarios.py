@@ -15,7 +15,7 @@ from ullage.cli import completion
 from ullage.cli.options import option, options_of, with_options
 from ullage.errors import InvalidValue, UnknownName
 from ullage.hardware import gpu_list
-from ullage.manager.placement import Rules
+from ullage.manager.placement import RecoveryRules, Rules
 from ullage.manager.simulation.scenario import PARTS_OF_WORLD, Scenario, World, variants
 from ullage.units import parse_bytes, parse_duration
 
@@ -68,11 +68,12 @@ _SETTINGS = (
     options_of(Scenario, "policy", "estimator", "sharing")
     | options_of(Rules, panel=RULES)
     | options_of(Scenario, "min_speed", panel=RULES)
+    | options_of(RecoveryRules, panel=RULES)
     | options_of(World, panel=WORLD)
 )
 _FIELDS = {
     spec.metadata.get("option", spec.name).replace("-", "_"): spec
-    for kind in (Scenario, Rules, World)
+    for kind in (Scenario, Rules, RecoveryRules, World)
     for spec in fields(kind)
     if "help" in spec.metadata
 }

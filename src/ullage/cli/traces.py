@@ -73,8 +73,8 @@ def trace(
 
 def _run(read: JobTrace, speed: str, estimator: str | None, save: Path | None, as_json: bool) -> None:
     from ullage.cli.simulation import runs_remarks, runs_table
+    from ullage.cli.trace_runs import execute
     from ullage.manager.client import Client
-    from ullage.manager.execution import execute
     from ullage.manager.simulation.result import DONE, OUT_OF_MEMORY, check_results_file, write_results
 
     try:

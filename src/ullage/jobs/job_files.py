@@ -441,9 +441,11 @@ def _values_of(entries: Iterable[tuple[int, str, str]], is_keyed: bool, path: st
         elif name in _RECORDED:
             recorded = rad_file.values.setdefault("recorded", {})
             recorded[name] = _mib(name, value, f"{path}, line {number}")
+        elif name == "measured" and not is_keyed:
+            if value != "0":  # which stands for a figure that nobody has measured
+                rad_file.values[name] = _mib(name, value, f"{path}, line {number}")
         elif name != "dataset":
-            in_mib = name == "measured" and not is_keyed
-            rad_file.values[name] = _mib(name, value, f"{path}, line {number}") if in_mib else value
+            rad_file.values[name] = value
     return rad_file
 
 

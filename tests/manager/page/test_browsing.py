@@ -37,7 +37,7 @@ def test_a_gpu_shows_its_promises_and_hostile_names_stay_text(page, work, visito
     assert visitor.locator(".card").count() == 2
     see(visitor, ".card li", HOSTILE)
     see(visitor, ".card li", "10.0 GiB promised")
-    see(visitor, ".card", "Not measured here: SMACT, DRAMA, power.")
+    see(visitor, ".card", "Not measured here: DRAMA, power.")
     width = visitor.locator(".band:not(.foreign)").first.evaluate("e => e.offsetWidth / e.parentElement.offsetWidth")
     assert 0.22 < width < 0.28
     assert visitor.locator("img").count() == 0

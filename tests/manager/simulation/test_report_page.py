@@ -72,7 +72,7 @@ def test_the_page_goes_where_nothing_else_is(tmp_path):
     report.write_runs([run("again")], file)
     assert "again" in file.read_text()
     file.write_text("<p>mine</p>")
-    with pytest.raises(InvalidValue, match="no page of Ullage"):
+    with pytest.raises(InvalidValue, match="is not a page of Ullage"):
         report.write_runs([run()], file)
     assert file.read_text() == "<p>mine</p>"
     with pytest.raises(InvalidValue, match="there is no folder"):

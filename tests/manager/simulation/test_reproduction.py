@@ -105,7 +105,7 @@ def seeds(scripts):
 
 
 def test_the_settings_of_a_row_are_the_rules_of_its_run(seeds, tmp_path: Path) -> None:
-    run = next(run for run in seeds.CHAPTER["unknown"]() if run.name == "LUG (80 %, 5 GB)")
+    run = next(run for run in seeds.CHAPTER["unknown"]() if run.name == "LUG (80%, 5 GB)")
     (tmp_path / "site.toml").write_text(seeds.settings(run, 60.0))
     settings = read_settings(tmp_path / "site.toml")
     assert (settings.placing.smact_limit, settings.placing.free_floor, settings.placing.margin) == (0.8, 5 * GIB, 0)
@@ -115,9 +115,9 @@ def test_the_settings_of_a_row_are_the_rules_of_its_run(seeds, tmp_path: Path) -
 def test_a_row_is_executed_by_a_daemon_of_its_own(seeds, tmp_path: Path, monkeypatch) -> None:
     write_trace(generate_trace(3, 1, gpus=4, load=3.0, mix="heavy"), tmp_path / "philly_heavy-60-tasks.csv")
     monkeypatch.setattr(seeds, "FILES", tmp_path)
-    run = next(run for run in seeds.CHAPTER["heavy"]() if run.name == "MAGM + GPUMemNet (80 %)")
+    run = next(run for run in seeds.CHAPTER["heavy"]() if run.name == "MAGM + GPUMemNet (80%)")
     ran = seeds.all_executed([run, run], 2000.0)
     assert ran[seeds.key(run)].done == 3
     done = seeds.Done(run, [ran[seeds.key(run)]])
     crashes, energy = seeds.three_columns([done], ran, "ooms"), seeds.three_columns([done], ran, "energy")
-    assert "| MAGM + GPUMemNet (80 %) | 0 | 0.0 (0.0 to 0.0) | 1 |" in crashes and "| 28.5 |" in energy
+    assert "| MAGM + GPUMemNet (80%) | 0 | 0.0 (0.0 to 0.0) | 1 |" in crashes and "| 28.5 |" in energy

@@ -327,7 +327,7 @@ def test_one_watcher_runs_at_a_time_and_survives_a_slurm_outage(watch, slurm):
 
 
 def test_an_invalid_store_is_refused(tmp_path):
-    with pytest.raises(InvalidValue, match="nothing was watched yet"):
+    with pytest.raises(InvalidValue, match="does not exist yet; type: ullage slurm watch"):
         RunStore(tmp_path / "none.db")
     (tmp_path / "text.db").write_text("something else " * 100)
     with pytest.raises(InvalidValue, match="cannot be read"):

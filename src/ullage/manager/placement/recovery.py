@@ -4,6 +4,7 @@ exclusive GPU; after a failure of the system unchanged, a few times."""
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from ullage.fields import described
 from ullage.units import GIB, format_bytes
 
 
@@ -17,7 +18,9 @@ class RecoveryRules:
     attempts: int = 5
     others: int = 5
     step: int = 5 * GIB
-    exclusive_after: int = 3
+    exclusive_after: int = described(
+        3, "Out-of-memory failures before a job gets a GPU to itself.", metavar="N", least=1
+    )
 
 
 class Failure(NamedTuple):
