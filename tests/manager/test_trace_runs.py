@@ -67,6 +67,7 @@ def test_policies_differ_as_they_are_defined(home, policy: str, gpu: int) -> Non
     assert result.figures.ooms == 0
 
 
+@pytest.mark.slow
 def test_an_activity_limit_holds_where_it_is_set(home) -> None:
     client = started(home, "magm", "1xA100-40GB")
     trace = trace_of((0, BUSY, 10, 900), (500, IDLE, 2, 30))
@@ -89,6 +90,7 @@ def test_jobs_that_share_a_card_slow_each_other(home) -> None:
 ORACLES = ("first-fit", "best-fit", "worst-fit", "least-utilized")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "gpu"), [("first-fit", 0), ("best-fit", 1), ("worst-fit", 2)])
 def test_oracles_use_the_memory_of_the_job_file(home, policy: str, gpu: int) -> None:
     """Promises are unknown, so other policies would give each job a GPU of its own."""
