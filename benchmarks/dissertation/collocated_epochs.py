@@ -214,10 +214,7 @@ def energy_table(rows: dict[tuple[int, str, str], Row]) -> str:
 
 def compare(options: argparse.Namespace) -> None:
     rows = measured(options.file)
-    for name, text in {"epochs": slowdowns_table(rows), "epochs energy": energy_table(rows)}.items():
-        print(text, end="\n\n")
-        if options.write:
-            PAGE.write_text(collocation.written(PAGE.read_text(), f"collocation: {name}", text, PAGE))
+    collocation.show({"epochs": slowdowns_table(rows), "epochs energy": energy_table(rows)}, PAGE, options.write)
 
 
 def main() -> None:

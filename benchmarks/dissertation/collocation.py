@@ -456,6 +456,14 @@ def written(text: str, name: str, content: str, page: Path = PAGE) -> str:
     return pattern.sub(lambda match: f"{match[1]}\n{content}\n\n{match[2]}", text)
 
 
+def show(tables: Mapping[str, str], page: Path, write: bool) -> None:
+    """Print tables, and put them into their page if `write` is set."""
+    for name, text in tables.items():
+        print(text, end="\n\n")
+        if write:
+            page.write_text(written(page.read_text(), f"collocation: {name}", text, page))
+
+
 def counts_line(alone: dict[tuple[str, str], Alone], sets: Sequence[Shared]) -> str:
     several = [one for one in sets if len(one.row["jobs"]) > 1]
     by_how = ", ".join(f"{sum(one.how == how for one in several)} {words}" for how, words in HOWS.items())

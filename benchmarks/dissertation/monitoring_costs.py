@@ -340,10 +340,7 @@ def tables_of(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def tables(options: argparse.Namespace) -> None:
-    for name, text in tables_of([json.loads(line) for line in options.file.open()]).items():
-        print(text, end="\n\n")
-        if options.write:
-            PAGE.write_text(collocation.written(PAGE.read_text(), f"collocation: {name}", text, PAGE))
+    collocation.show(tables_of([json.loads(line) for line in options.file.open()]), PAGE, options.write)
 
 
 def main() -> None:
